@@ -1,0 +1,162 @@
+"""Frozen configuration of an engine; every default is stated here and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .errors import ConfigError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What to load.
+
+    Attributes:
+        model: a catalogue name, a folder, a .gguf file or a hub id.
+        dtype: weights and activations. "auto" takes float32 on a CPU (XLA's bfloat16 dot
+            is several times slower there) and the checkpoint's own type elsewhere.
+        max_model_len: tokens of prompt plus output; None takes the model's own limit.
+        seed: of requests that bring none; None draws one at start.
+        served_model_name: the name clients use; None takes `model`.
+        chat_template: text or path of a Jinja template that replaces the model's own.
+    """
+
+    model: str
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    seed: int | None = None
+    served_model_name: str | None = None
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.dtype in DTYPES, f"dtype is {self.dtype!r}, allowed: {', '.join(DTYPES)}")
+        _require(
+            self.max_model_len is None or self.max_model_len >= 1,
+            f"max_model_len is {self.max_model_len}, allowed: 1 or more",
+        )
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The paged KV pool.
+
+    Attributes:
+        block_size: tokens in a page.
+        num_gpu_blocks_override: pages to allocate instead of what memory would allow.
+        gpu_memory_utilization: the share of the device's memory that weights, step
+            temporaries and pages may fill together. None: 0.9 of an accelerator, 0.2 of
+            the host memory that is free at start on a CPU, where others work too.
+    """
+
+    block_size: int = 16
+    num_gpu_blocks_override: int | None = None
+    gpu_memory_utilization: float | None = None
+
+    def __post_init__(self) -> None:
+        size = self.block_size
+        _require(
+            1 <= size <= 256 and size & (size - 1) == 0,
+            f"block_size is {size}, allowed: a power of two from 1 to 256",
+        )
+        share = self.gpu_memory_utilization
+        _require(
+            share is None or 0 < share <= 1,
+            f"gpu_memory_utilization is {share}, allowed: above 0 up to 1",
+        )
+        blocks = self.num_gpu_blocks_override
+        _require(
+            blocks is None or blocks >= 1,
+            f"num_gpu_blocks_override is {blocks}, allowed: 1 or more",
+        )
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Who runs in a step.
+
+    Attributes:
+        max_num_seqs: most sequences that run at once.
+        max_num_batched_tokens: most tokens in one step.
+        max_paddings: the share of a step's token bucket that may be padding while prompt
+            tokens wait that could fill it.
+        enable_chunked_prefill: whether a prompt may be computed over several steps.
+        prefill_chunk_size: most prompt tokens of one sequence in a step, and of all
+            sequences together while any other sequence decodes, so that a decode never
+            waits longer than one chunk. Without chunking neither limit applies.
+        watermark: the share of pages that admission of a new request leaves free.
+        max_queue_len: waiting requests beyond which new ones are refused; None is no limit.
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    max_paddings: float = 0.1
+    enable_chunked_prefill: bool = True
+    prefill_chunk_size: int = 512
+    watermark: float = 0.01
+    max_queue_len: int | None = 4096
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "prefill_chunk_size"):
+            _require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}, allowed: 1 up")
+        _require(
+            self.max_num_batched_tokens >= self.max_num_seqs,
+            f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
+            f"({self.max_num_seqs}): every running sequence needs a token a step",
+        )
+        for name in ("max_paddings", "watermark"):
+            value = getattr(self, name)
+            _require(0 <= value < 1, f"{name} is {value}, allowed: 0 up to below 1")
+        _require(
+            self.max_queue_len is None or self.max_queue_len >= 1,
+            f"max_queue_len is {self.max_queue_len}, allowed: 1 or more",
+        )
+
+
+@dataclass(frozen=True)
+class CompileConfig:
+    """Which step programs exist.
+
+    Attributes:
+        token_buckets: values of T (tokens in a step); None derives them.
+        seq_buckets: values of S (sequences in a step); None derives them.
+        page_buckets: values of P (pages of a sequence); None takes one, the pages of
+            `max_model_len`, as attention's cost follows the true lengths anyway.
+        background: compile all but the first buckets while serving.
+        compilation_cache_dir: XLA's persistent cache; None takes `LLMJAX_CACHE`/xla.
+    """
+
+    token_buckets: tuple[int, ...] | None = None
+    seq_buckets: tuple[int, ...] | None = None
+    page_buckets: tuple[int, ...] | None = None
+    background: bool = True
+    compilation_cache_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("token_buckets", "seq_buckets", "page_buckets"):
+            values = getattr(self, name)
+            ok = values is None or (values and min(values) >= 1 and len(set(values)) == len(values))
+            _require(bool(ok), f"{name} is {values}, allowed: distinct positive integers")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """All of an engine's configuration."""
+
+    model: ModelConfig
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    compile: CompileConfig = field(default_factory=CompileConfig)
+    max_logprobs: int = 20
+
+    def __post_init__(self) -> None:
+        _require(
+            0 <= self.max_logprobs <= 1000,
+            f"max_logprobs is {self.max_logprobs}, allowed: 0 to 1000",
+        )

@@ -1,0 +1,93 @@
+"""The one description of a decoder-only transformer that every family reads into."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary position embedding of one kind of layer.
+
+    Attributes:
+        theta: base of the geometric frequency series.
+        dim: channels of a head that rotate (less than head_dim where partial).
+        kind: scaling, by the names of Hugging Face's `rope_type`.
+        factor: context extension factor (linear, dynamic, llama3, yarn).
+        original_max_position: context length before scaling.
+        low_freq_factor, high_freq_factor: llama3.
+        beta_fast, beta_slow, mscale, mscale_all_dim, truncate: yarn.
+        attention_factor: multiplies cos and sin (yarn, longrope); None derives it.
+        short_factor, long_factor: longrope, `dim // 2` divisors each.
+        max_position: context length after scaling (dynamic, longrope).
+        freq_factors: explicit divisors of the frequencies, `dim // 2` (GGUF's
+            rope_freqs.weight), applied as they are.
+    """
+
+    theta: float
+    dim: int
+    kind: RopeKind = "default"
+    factor: float = 1.0
+    original_max_position: int = 0
+    max_position: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+    attention_factor: float | None = None
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    freq_factors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Shape and arithmetic of a decoder-only transformer.
+
+    Attributes:
+        architecture: the checkpoint's own name, for messages ("LlamaForCausalLM", "llama").
+        qk_norm: RMS norm of queries and keys over each head ("head": Qwen 3, Gemma 3) or
+            over their whole width ("full": OLMo 2).
+        norm_placement: norms before each block ("pre"), after it and before the residual
+            add ("post": OLMo 2), or both ("sandwich": Gemma 2 and 3).
+        windows: for each layer its sliding window in tokens, the current one counted, or
+            None for full attention.
+        ropes: for each layer its rotary embedding.
+        attention_scale: multiplies q.k.
+        attention_softcap, logits_softcap: c * tanh(x / c) where not None.
+        embed_scale: multiplies embeddings (Gemma, Granite).
+        residual_scale: multiplies each block's output before the residual add (Granite).
+        logits_scale: multiplies the logits (Granite: 1 / logits_scaling).
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mlp_size: int
+    max_position: int
+    norm_eps: float
+    windows: tuple[int | None, ...]
+    ropes: tuple[RopeConfig, ...]
+    attention_scale: float
+    activation: Literal["silu", "gelu", "gelu_tanh"] = "silu"
+    tie_embeddings: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: Literal["head", "full"] | None = None
+    norm_placement: Literal["pre", "post", "sandwich"] = "pre"
+    attention_softcap: float | None = None
+    logits_softcap: float | None = None
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0

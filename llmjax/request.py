@@ -1,0 +1,264 @@
+"""What is asked for and what comes back. No jax: these cross threads and processes."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from .errors import InvalidRequestError
+
+MAX_STOPS = 64
+MAX_LOGIT_BIAS = 512
+"""Entries of `logit_bias` plus ids that `min_tokens` holds back; a row of the device table."""
+
+
+def _check(ok: bool, param: str, value: object, allowed: str) -> None:
+    if not ok:
+        raise InvalidRequestError(f"{param} is {value!r}, allowed: {allowed}", param=param)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to choose tokens and when to stop; fields and ranges as in vLLM.
+
+    Attributes:
+        n: completions of the prompt.
+        temperature: 0 is greedy.
+        top_k: 0 or -1 keeps all tokens.
+        min_p: least probability kept, as a share of the most likely token's.
+        seed: makes the request repeatable, whatever else runs; choice i uses seed + i.
+        max_tokens: None runs to the end of the context.
+        min_tokens: end-of-sequence and stop tokens are held back until then.
+        logprobs: log-probabilities of the chosen and of this many most likely tokens, of
+            the model's own distribution (before penalties, temperature and truncation).
+        prompt_logprobs: the same for each prompt token but the first.
+        logit_bias: token id -> value added to its logit.
+        stop: text that ends the completion; not part of it unless
+            `include_stop_str_in_output`.
+
+    Raises:
+        InvalidRequestError: a value is out of range; names the field.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | tuple[str, ...] | list[str] | None = None
+    stop_token_ids: tuple[int, ...] | list[int] | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    detokenize: bool = True
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
+        self._check_numbers()
+        self._check_lists()
+
+    def _check_numbers(self) -> None:
+        ranges: tuple[tuple[str, float, float, str], ...] = (
+            ("temperature", 0, 2, "0 to 2"),
+            ("min_p", 0, 1, "0 to 1"),
+            ("presence_penalty", -2, 2, "-2 to 2"),
+            ("frequency_penalty", -2, 2, "-2 to 2"),
+        )
+        for name, low, high, allowed in ranges:
+            value = getattr(self, name)
+            _check(_is_real(value) and low <= value <= high, name, value, allowed)
+        top_p, penalty = self.top_p, self.repetition_penalty
+        _check(_is_real(top_p) and 0 < top_p <= 1, "top_p", top_p, "above 0 up to 1")
+        _check(_is_real(penalty) and penalty > 0, "repetition_penalty", penalty, "above 0")
+        integers: tuple[tuple[str, int, int, bool], ...] = (
+            ("n", 1, 64, False),
+            ("top_k", 0, 2**31 - 1, False),
+            ("max_tokens", 1, 2**31 - 1, True),
+            ("min_tokens", 0, 2**31 - 1, False),
+            ("logprobs", 0, 1000, True),
+            ("prompt_logprobs", 0, 1000, True),
+            ("seed", -(2**63), 2**63 - 1, True),
+        )
+        for name, least, most, optional in integers:
+            value = getattr(self, name)
+            ok = (optional and value is None) or (_is_int(value) and least <= value <= most)
+            _check(ok, name, value, f"an integer from {least} to {most}")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            allowed = f"at most max_tokens ({self.max_tokens})"
+            _check(False, "min_tokens", self.min_tokens, allowed)
+
+    def _check_lists(self) -> None:
+        stop, ids, bias = self.stop or (), self.stop_token_ids or (), self.logit_bias or {}
+        ok = len(stop) <= MAX_STOPS and all(isinstance(s, str) and s for s in stop)
+        _check(ok, "stop", self.stop, f"up to {MAX_STOPS} non-empty strings")
+        _check(self.detokenize or not stop, "stop", self.stop, "none where detokenize is false")
+        ok = len(ids) <= MAX_STOPS and all(_is_int(i) and i >= 0 for i in ids)
+        _check(ok, "stop_token_ids", ids, f"up to {MAX_STOPS} token ids")
+        ok = all(_is_int(i) and i >= 0 and _is_real(v) and abs(v) <= 100 for i, v in bias.items())
+        _check(ok, "logit_bias", bias, "token ids with values from -100 to 100")
+        most = MAX_LOGIT_BIAS - 2 * MAX_STOPS
+        _check(len(bias) <= most, "logit_bias", f"{len(bias)} entries", f"up to {most} entries")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < 1e-5
+
+
+@dataclass
+class Request:
+    """One prompt on its way through the engine, by token ids.
+
+    Attributes:
+        eos_token_ids: the union of all end-of-sequence ids that the model declares.
+    """
+
+    id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    eos_token_ids: frozenset[int] = frozenset()
+    arrival_time: float = field(default_factory=time.monotonic)
+
+
+class FinishReason(str, Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One choice of a request as the scheduler sees it.
+
+    Attributes:
+        tokens: prompt, then output ids that have been committed.
+        num_pending: output tokens that steps in flight will add; known to the device only.
+        num_computed: positions whose KV is in pages, or will be by the steps in flight.
+        block_table: page ids, in order of position.
+        slot: row of the device's per-sequence state while running, else -1.
+        in_flight: steps dispatched that include this sequence and are not committed.
+    """
+
+    request: Request
+    index: int
+    seed: int
+    tokens: list[int]
+    arrival: int = 0
+    status: Status = Status.WAITING
+    num_pending: int = 0
+    num_computed: int = 0
+    block_table: list[int] = field(default_factory=list)
+    slot: int = -1
+    in_flight: int = 0
+    num_preemptions: int = 0
+    num_prompt_logprobs: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known or pending; the next step may compute up to this position."""
+        return len(self.tokens) + self.num_pending
+
+    @property
+    def output_len(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+
+class TokenLogprobs(NamedTuple):
+    """Log-probabilities at one position.
+
+    Attributes:
+        token_id: the token that stands there, with its `logprob` and `rank` (from 1).
+        top_ids, top_logprobs: the most likely tokens, best first.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+@dataclass
+class SequenceDelta:
+    """What one committed step says about one sequence (ids only)."""
+
+    request_id: str
+    index: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+
+
+class Logprob(NamedTuple):
+    """As vLLM's: log-probability, rank from 1, text of the token."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str | None
+
+
+@dataclass
+class CompletionOutput:
+    """One choice. `logprobs` holds a {token id: Logprob} for each output token."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass
+class RequestOutput:
+    """All that a request has produced so far (or since the last one, where streamed).
+
+    `prompt_logprobs` is None for the first prompt token, then {token id: Logprob}.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int = 0
