@@ -111,11 +111,13 @@ class Decoder(nnx.Module):
         """
         if (tokens is None) == (inputs_embeds is None):
             raise ValueError("give either tokens or inputs_embeds")
-        x = self.embed_tokens(tokens) if inputs_embeds is None else inputs_embeds
-        length = x.shape[0]
+        if inputs_embeds is None:
+            assert tokens is not None
+            inputs_embeds = self.embed_tokens(tokens)
+        length = inputs_embeds.shape[0]
         context = DenseContext(keep_weights=attentions)
         positions = jnp.arange(length, dtype=jnp.int32)
-        states = [x]
+        states = [inputs_embeds]
         ropes = self.rotations(positions, jnp.full(length, length, jnp.int32))
         for i, layer in enumerate(self.layers):
             states.append(layer(states[-1], ropes[self.config.ropes[i]], i, context))

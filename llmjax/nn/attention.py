@@ -100,7 +100,6 @@ class Attention(nnx.Module):
         self.k = Linear(hidden_size, kv_width, bias=qkv_bias, dtype=dtype)
         self.v = Linear(hidden_size, kv_width, bias=qkv_bias, dtype=dtype)
         self.o = Linear(width, hidden_size, bias=o_bias, dtype=dtype)
-        self.q_norm = self.k_norm = None
         if qk_norm:
             self.q_norm = RMSNorm(head_dim if qk_norm == "head" else width, norm_eps)
             self.k_norm = RMSNorm(head_dim if qk_norm == "head" else kv_width, norm_eps)
