@@ -25,16 +25,16 @@ class Throughput:
     seconds: float
 
     def table(self) -> str:
-        total = self.prompt_tokens + self.output_tokens
-        rows = [
-            ("prompts", f"{self.num_prompts:,}", f"{self.num_prompts / self.seconds:,.2f}"),
-            ("prompt tokens", f"{self.prompt_tokens:,}", f"{self.prompt_tokens / self.seconds:,.1f}"),
-            ("output tokens", f"{self.output_tokens:,}", f"{self.output_tokens / self.seconds:,.1f}"),
-            ("all tokens", f"{total:,}", f"{total / self.seconds:,.1f}"),
-        ]
-        head = f"{'':<14}{'count':>12}{'per second':>14}"
-        lines = [f"{name:<14}{count:>12}{rate:>14}" for name, count, rate in rows]
-        return "\n".join([head, *lines, f"{'seconds':<14}{self.seconds:>12.2f}"])
+        counts = {
+            "prompts": self.num_prompts,
+            "prompt tokens": self.prompt_tokens,
+            "output tokens": self.output_tokens,
+            "all tokens": self.prompt_tokens + self.output_tokens,
+        }
+        lines = [f"{'':<14}{'count':>12}{'per second':>14}"]
+        for name, count in counts.items():
+            lines.append(f"{name:<14}{count:>12,}{count / self.seconds:>14,.1f}")
+        return "\n".join([*lines, f"{'seconds':<14}{self.seconds:>12.2f}"])
 
 
 def random_prompts(tokenizer: Tokenizer, count: int, length: int, seed: int = 0) -> list[list[int]]:

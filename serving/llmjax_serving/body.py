@@ -21,9 +21,7 @@ async def read_json(request: web.Request) -> Any:
         ApiError: 415 where it is declared as something else, 400 where it is not JSON.
     """
     if request.content_type != "application/json":
-        raise ApiError(
-            415, f"Content-Type is {request.content_type}, allowed: application/json"
-        )
+        raise ApiError(415, f"Content-Type is {request.content_type}, allowed: application/json")
     raw = await request.read()
     try:
         body = json.loads(raw, parse_constant=refuse_constant)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -94,9 +93,7 @@ class ChatFormatter(Formatter):
         return {"prompt_token_ids": self._job.token_ids}
 
 
-def make_job(
-    answer_id: str, request: ChatRequest, tokenizer: Tokenizer, max_model_len: int
-) -> Job:
+def make_job(answer_id: str, request: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -> Job:
     """Renders and tokenises the messages. Raises InvalidRequestError where they do not fit."""
     token_ids = encode_chat(tokenizer, request.prompt)
     params = fit(
@@ -111,9 +108,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     body = parse_chat(await read_json(request), state.limits)
     check_model(body.model, state.model_name)
     answer_id = new_id("chatcmpl")
-    job = await state.in_thread(
-        make_job, answer_id, body, engine.tokenizer, engine.max_model_len
-    )
+    job = await state.in_thread(make_job, answer_id, body, engine.tokenizer, engine.max_model_len)
     formatter = ChatFormatter(answer_id, state.model_name, body, job, engine.tokenizer)
     outputs = run(engine, [job], engine.metrics, arrival)
     return await respond(request, outputs, formatter, stream=body.stream, num_prompts=1)

@@ -158,9 +158,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     body = parse_completion(await read_json(request), state.limits)
     check_model(body.model, state.model_name)
     answer_id = new_id("cmpl")
-    jobs = await state.in_thread(
-        make_jobs, answer_id, body, engine.tokenizer, engine.max_model_len
-    )
+    jobs = await state.in_thread(make_jobs, answer_id, body, engine.tokenizer, engine.max_model_len)
     formatter = CompletionFormatter(answer_id, state.model_name, body, jobs, engine.tokenizer)
     outputs = run(engine, jobs, engine.metrics, arrival)
     if body.echo_only:

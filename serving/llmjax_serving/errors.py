@@ -84,7 +84,8 @@ def http_error(error: web.HTTPException) -> ApiError:
     """aiohttp's own refusals: no such route, wrong method, body too large."""
     match error:
         case web.HTTPRequestEntityTooLarge():
-            return ApiError(413, f"the request is too large: {error.text}", code="request_too_large")
+            message = f"the request is too large: {error.text}"
+            return ApiError(413, message, code="request_too_large")
         case web.HTTPMethodNotAllowed():
             allowed = ", ".join(sorted(error.allowed_methods))
             message = f"{error.method} is not allowed here, allowed: {allowed}"

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -66,7 +67,9 @@ def in_daemon_thread(work: Callable[[], AsyncEngine]) -> asyncio.Future[AsyncEng
             result, error = work(), None
         except BaseException as caught:
             result, error = None, caught
-        loop.call_soon_threadsafe(settle, result, error)
+        # The loop is closed where the server has ended meanwhile.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=target, name="load", daemon=True).start()
     return future

@@ -58,8 +58,8 @@ class ServerState:
         engine = self.ready_engine()
         return Limits(
             vocab_size=engine.vocab_size,
-            max_model_len=engine.max_model_len,
             max_logprobs=engine.config.max_logprobs,
+            defaults=engine.generation_defaults,
         )
 
     async def in_thread(self, work: Callable[..., T], *args: Any) -> T:

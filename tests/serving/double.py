@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -49,7 +50,7 @@ class ByteTokenizer:
         **kwargs: Any,
     ) -> list[int]:
         roles = [message["role"] for message in messages]
-        if any(a == b for a, b in zip(roles, roles[1:], strict=False)):
+        if any(a == b for a, b in itertools.pairwise(roles)):
             raise ChatTemplateError("roles must alternate", param="messages")
         text = "".join(f"<{m['role']}>{m['content']}" for m in messages)
         extra = "".join(f"{k}={v}" for k, v in kwargs.items())
@@ -89,6 +90,7 @@ class EngineDouble:
     aborted: list[str] = field(default_factory=list)
     max_model_len: int = MAX_MODEL_LEN
     vocab_size: int = VOCAB
+    generation_defaults: dict[str, float] = field(default_factory=dict)
     config: EngineConfig = field(default_factory=lambda: EngineConfig.of("some/path"))
     metrics: Metrics = field(default_factory=lambda: Metrics(MODEL))
 

@@ -137,7 +137,8 @@ async def test_tokenize_and_back():
         assert chat["token_strs"] is None
         back = await client.post("/detokenize", json={"tokens": [97, EOS]})
         assert await back.json() == {"prompt": "a</s>"}
-        assert await (await client.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
+        empty = await client.post("/detokenize", json={"tokens": []})
+        assert await empty.json() == {"prompt": ""}
         bad = await client.post("/detokenize", json={"tokens": [258]})
         assert bad.status == 400
         assert (await error_of(bad))["param"] == "tokens"

@@ -6,7 +6,16 @@ import json
 
 import pytest
 
-from .double import BOS, EOS, MAX_MODEL_LEN, ByteTokenizer, EngineDouble, client_of, events, run_async
+from .double import (
+    BOS,
+    EOS,
+    MAX_MODEL_LEN,
+    ByteTokenizer,
+    EngineDouble,
+    client_of,
+    events,
+    run_async,
+)
 
 URL = "/v1/completions"
 
@@ -106,7 +115,11 @@ async def test_max_tokens_defaults_to_16_or_what_the_context_holds():
 
 @pytest.mark.parametrize(
     ("length", "max_tokens", "param"),
-    [(MAX_MODEL_LEN + 1, None, "prompt"), (MAX_MODEL_LEN, None, "prompt"), (900, 101, "max_tokens")],
+    [
+        (MAX_MODEL_LEN + 1, None, "prompt"),
+        (MAX_MODEL_LEN, None, "prompt"),
+        (MAX_MODEL_LEN - 100, 101, "max_tokens"),
+    ],
 )
 @run_async
 async def test_what_does_not_fit_the_context_is_refused_with_the_numbers(length, max_tokens, param):

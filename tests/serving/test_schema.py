@@ -15,7 +15,7 @@ from llmjax_serving.schema.completion import FIELDS as COMPLETION_FIELDS
 from llmjax_serving.schema.sampling import SAMPLING, Limits
 from llmjax_serving.schema.tokens import parse_detokenize, parse_tokenize
 
-LIMITS = Limits(vocab_size=100, max_model_len=1000, max_logprobs=20)
+LIMITS = Limits(vocab_size=100, max_logprobs=20, defaults={})
 USER = {"role": "user", "content": "hi"}
 
 
@@ -126,6 +126,12 @@ def test_every_sampling_field_arrives(parse):
     assert parse(**given).params == expected
 
 
+def test_the_models_own_defaults_apply_where_the_client_says_nothing():
+    limits = Limits(vocab_size=100, max_logprobs=20, defaults={"temperature": 0.6, "top_k": 20})
+    params = parse_completion({"prompt": "a", "top_k": 5}, limits).params
+    assert (params.temperature, params.top_k) == (0.6, 5)
+
+
 @pytest.mark.parametrize("parse", [completion, chat])
 def test_null_means_not_given(parse):
     tables = {completion: (COMPLETION_FIELDS, COMPLETION_NO_OPS), chat: (CHAT_FIELDS, CHAT_NO_OPS)}
@@ -202,7 +208,7 @@ def test_chat_messages_are_read_as_templates_expect_them():
     request = chat(
         messages=[
             {"role": "developer", "content": "be brief"},
-            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "user", "content": [{"type": "text", "text": part} for part in "ab"]},
             {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
         ]
     )
@@ -262,7 +268,10 @@ def test_completion_prompts(prompt, read):
 
 @pytest.mark.parametrize(
     "prompt",
-    [[], [-1], [100], [2**31], [1, "a"], ["a", 1], [[1], [True]], [[1.5]], 5, {"a": 1}, [None], True],
+    [
+        *([], [-1], [100], [2**31], [1, "a"], ["a", 1], [[1], [True]], [[1.5]]),
+        *(5, {"a": 1}, [None], True),
+    ],
 )
 def test_completion_refuses_prompts(prompt):
     with pytest.raises(InvalidRequestError) as caught:

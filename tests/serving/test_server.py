@@ -53,7 +53,7 @@ async def test_the_port_answers_before_the_model_is_there():
         go.wait(10)
         return engine
 
-    async with running(load) as (session, ready, task, state):
+    async with running(load) as (session, ready, task, _):
         await until(loading.is_set)
         async with session.get("/health") as response:
             assert response.status == 503
@@ -112,8 +112,7 @@ async def test_sigterm_lets_streams_finish_and_takes_no_new_ones():
     async with running(lambda: engine, shutdown_timeout=10) as (session, ready, task, state):
         await ready.wait()
         streams = [
-            await session.post("/v1/completions", json={**PROMPT, "stream": True})
-            for _ in range(4)
+            await session.post("/v1/completions", json={**PROMPT, "stream": True}) for _ in range(4)
         ]
         send_signal()
         await until(lambda: state.draining)
@@ -132,7 +131,7 @@ async def test_sigterm_lets_streams_finish_and_takes_no_new_ones():
 @run_async
 async def test_streams_that_outlast_the_timeout_are_told():
     engine = EngineDouble(gate=asyncio.Event())
-    async with running(lambda: engine, shutdown_timeout=0.1) as (session, ready, task, state):
+    async with running(lambda: engine, shutdown_timeout=0.1) as (session, ready, task, _):
         await ready.wait()
         response = await session.post("/v1/completions", json={**PROMPT, "stream": True})
         send_signal()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import logging
 import re
 from collections.abc import Callable, Collection
@@ -95,14 +96,14 @@ def named(parse: Callable[[str], Any], metavar: str) -> Callable[[str], Any]:
 
 def attribute_docs(cls: type) -> dict[str, str]:
     """The texts under "Attributes:" in a class's docstring, by attribute."""
-    _, _, section = (cls.__doc__ or "").partition("Attributes:\n")
+    _, _, section = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")
     docs: dict[str, str] = {}
     names: list[str] = []
     for line in section.splitlines():
-        if not line.strip():
+        if not line.startswith("    "):
             break
-        entry = re.match(r"    {0,4}([a-z_]+(?:, [a-z_]+)*): (.*)", line)
-        if entry and not line.startswith(" " * 9):
+        entry = re.match(r"    ([a-z_]+(?:, [a-z_]+)*): (.*)", line)
+        if entry:
             names = entry[1].split(", ")
             docs.update(dict.fromkeys(names, entry[2]))
         else:

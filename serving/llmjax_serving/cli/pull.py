@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     set_up_logging(logging.INFO)
 
-    from llmjax.checkpoint import resolve_model
+    from llmjax.checkpoint import pull
 
-    print(resolve_model(args.model))
+    print(pull(args.model))
     return 0

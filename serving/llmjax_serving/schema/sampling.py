@@ -28,11 +28,16 @@ from .fields import (
 
 @dataclass(frozen=True)
 class Limits:
-    """What the loaded model allows; `vocab_size` counts token ids."""
+    """What the loaded model allows.
+
+    Attributes:
+        vocab_size: token ids are below it.
+        defaults: sampling values of the model's authors, where a client says nothing.
+    """
 
     vocab_size: int
-    max_model_len: int
     max_logprobs: int
+    defaults: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -147,13 +152,14 @@ def sampling_params(
     Raises:
         InvalidRequestError: a value is out of its range or beyond what the model has.
     """
-    for field, count in ((logprobs_field, logprobs), ("prompt_logprobs", values["prompt_logprobs"])):
+    counts = {logprobs_field: logprobs, "prompt_logprobs": values["prompt_logprobs"]}
+    for field, count in counts.items():
         if count is not None and count > limits.max_logprobs:
             raise refuse(field, count, f"up to {limits.max_logprobs} (the server's --max-logprobs)")
     for field in ("logit_bias", "stop_token_ids"):
         token_ids(values[field] or (), limits, field)
     given = {name: values[name] for name in SAMPLING if values[name] is not None}
-    return SamplingParams(**given, max_tokens=max_tokens, logprobs=logprobs)
+    return SamplingParams(**{**limits.defaults, **given}, max_tokens=max_tokens, logprobs=logprobs)
 
 
 def token_ids(ids: Iterable[Any], limits: Limits, path: str) -> list[int]:
