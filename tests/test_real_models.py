@@ -108,8 +108,8 @@ class TestSmolLM2:
 
     @pytest.fixture(scope="class")
     def llm(self) -> Iterator[LLM]:
-        options = {"max_model_len": 640, "token_buckets": (64, 512), "seq_buckets": (64,)}
-        with engine("smollm2-135m-instruct", max_num_seqs=64, **options) as llm:
+        options = {"max_model_len": 640, "token_buckets": (512,), "seq_buckets": (50,)}
+        with engine("smollm2-135m-instruct", max_num_seqs=50, **options) as llm:
             yield llm
 
     def test_perplexity(self, llm):
@@ -162,8 +162,8 @@ class TestGemma3:
 
     @pytest.fixture(scope="class")
     def llm(self) -> Iterator[LLM]:
-        options = {"max_model_len": 1040, "token_buckets": (16, 512), "seq_buckets": (16,)}
-        with engine("gemma-3-270m", max_num_seqs=16, **options) as llm:
+        options = {"max_model_len": 1040, "token_buckets": (512,), "seq_buckets": (9,)}
+        with engine("gemma-3-270m", max_num_seqs=9, **options) as llm:
             yield llm
 
     def test_tokens(self, llm, expected):
@@ -193,10 +193,10 @@ class TestQwen2:
 
     @pytest.fixture(scope="class")
     def llm(self) -> Iterator[LLM]:
-        options = {"max_model_len": 512, "token_buckets": (8, 256), "seq_buckets": (8,)}
+        options = {"max_model_len": 512, "token_buckets": (256,), "seq_buckets": (6,)}
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(CATALOGUE, QWEN.name, QWEN)
-            with engine(QWEN.name, max_num_seqs=8, **options) as llm:
+            with engine(QWEN.name, max_num_seqs=6, **options) as llm:
                 yield llm
 
     def test_tokens(self, llm, expected):
