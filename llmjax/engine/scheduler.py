@@ -334,9 +334,10 @@ class Scheduler:
             plan: that step.
             token_ids: for each chunk the token sampled; ignored where it does not sample.
             logprobs: of these tokens; None where not asked for.
-            prompt_logprobs: for each chunk those of the prompt tokens after each of its
-                positions: prompt positions start + 1 to min(start + count, prompt_len - 1);
-                empty where not asked for. Those delivered before a preemption are dropped.
+            prompt_logprobs: for each chunk those of the prompt tokens that follow its
+                positions, up to the last; empty where not asked for. They start behind the
+                `seq.num_prompt_logprobs` that are known already, as they are not told twice
+                where a sequence is recomputed.
 
         Returns:
             One delta for each sequence with news. Rows of sequences that had finished before
@@ -373,9 +374,10 @@ class Scheduler:
         prompt: list[TokenLogprobs],
     ) -> SequenceDelta:
         seq = chunk.seq
-        fresh = prompt[max(0, seq.num_prompt_logprobs - chunk.start) :]
-        seq.num_prompt_logprobs += len(fresh)
-        delta = SequenceDelta(seq.request.id, seq.index, [], [], fresh)
+        seq.num_prompt_logprobs += len(prompt)
+        if prompt and seq.num_prompt_logprobs > min(chunk.start + chunk.count, seq.prompt_len - 1):
+            raise RuntimeError(f"prompt logprobs of {seq.request.id!r} are told twice")
+        delta = SequenceDelta(seq.request.id, seq.index, [], [], prompt)
         if chunk.samples:
             if token is None:
                 raise RuntimeError(f"no token for {seq.request.id!r}, whose chunk samples one")

@@ -6,7 +6,7 @@ tokens, which are compared with those of the same sequence alone.
 """
 
 from collections import defaultdict, deque
-from itertools import count
+from itertools import count, pairwise
 
 from llmjax.cache.block_pool import BlockPool
 from llmjax.config import CompileConfig, SchedulerConfig
@@ -56,6 +56,14 @@ def alone(seq: Sequence, max_len: int) -> tuple[list[int], FinishReason]:
             return output, FinishReason.LENGTH
 
 
+def prompt_logprobs(seq: Sequence) -> list[TokenLogprobs]:
+    state, entries = 7, []
+    for token, follower in pairwise(seq.request.prompt_token_ids):
+        state = mix(state, token)
+        entries.append(prompt_logprob(state, follower))
+    return entries
+
+
 class HashDevice:
     def __init__(self, num_blocks: int, block_size: int, num_slots: int, max_model_len: int):
         self.block_size = block_size
@@ -80,8 +88,9 @@ class HashDevice:
             if chunk.samples and end < len(history):
                 history[end] = tokens[-1]
             wanted = seq.request.params.prompt_logprobs is not None
-            ids = seq.request.prompt_token_ids[chunk.start + 1 : end + 1]
-            rows = zip(states, ids, strict=False)
+            first = max(chunk.start, seq.num_prompt_logprobs)
+            ids = seq.request.prompt_token_ids[first + 1 : end + 1]
+            rows = zip(states[first - chunk.start :], ids, strict=False)
             prompts.append([prompt_logprob(s, t) for s, t in rows] if wanted else [])
         return tokens, prompts
 
@@ -290,5 +299,4 @@ class Harness:
             assert self.output[key] == expected == seq.tokens[seq.prompt_len :]
             assert self.finish[key] is reason
             if seq.request.params.prompt_logprobs is not None:
-                ids = [entry.token_id for entry in self.prompt_logprobs[key]]
-                assert ids == seq.request.prompt_token_ids[1:]
+                assert self.prompt_logprobs[key] == prompt_logprobs(seq)

@@ -3,11 +3,12 @@
 import time
 
 import pytest
-from scheduler_harness import EOS, VOCAB, Harness, alone
 
 from llmjax.config import CompileConfig, SchedulerConfig
 from llmjax.errors import InvalidRequestError, QueueFullError
 from llmjax.request import FinishReason, Request, SamplingParams, Sequence, Status, TokenLogprobs
+
+from .scheduler_harness import EOS, VOCAB, Harness, alone
 
 
 def rows(plan):
@@ -353,10 +354,19 @@ def test_prompt_logprobs_are_told_once():
     h, _ = tight(prefill_chunk_size=5)
     (young,) = h.add(prompt(12), id="b", max_tokens=8, ignore_eos=True, prompt_logprobs=0)
     h.drain()
+    h.check_outputs()
     assert young.num_preemptions > 0
-    told = h.prompt_logprobs["b", 0]
-    assert [entry.token_id for entry in told] == prompt(12)[1:]
-    assert young.num_prompt_logprobs == 11
+    assert young.num_prompt_logprobs == len(h.prompt_logprobs["b", 0]) == 11
+
+
+def test_prompt_logprobs_told_twice_are_an_error():
+    h = Harness(SchedulerConfig(max_num_seqs=8, prefill_chunk_size=8))
+    h.add(prompt(12), prompt_logprobs=0)
+    first, second = h.dispatch(), h.dispatch()
+    entries = [TokenLogprobs(token, 0.0, 1, (), ()) for token in prompt(12)[1:]]
+    h.scheduler.commit(first, [None], prompt_logprobs=[entries[:8]])
+    with pytest.raises(RuntimeError, match="told twice"):
+        h.scheduler.commit(second, [3], prompt_logprobs=[entries[7:]])
 
 
 # Aborts

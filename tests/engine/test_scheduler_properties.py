@@ -6,10 +6,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from scheduler_harness import STOP, VOCAB, Harness
 
 from llmjax.config import CompileConfig, SchedulerConfig
 from llmjax.errors import InvalidRequestError
+
+from .scheduler_harness import STOP, VOCAB, Harness
 
 SMALL = CompileConfig(token_buckets=(6, 12, 32), seq_buckets=(2, 4), page_buckets=(3, 12))
 
