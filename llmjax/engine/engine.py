@@ -133,14 +133,15 @@ class Engine:
         """What was loaded and how much memory it takes, for people."""
         model, page_size = self.model, self.config.cache.block_size
         weights = sum(x.nbytes for x in jax.tree.leaves(model.state))
-        pages = self.num_pages * page_bytes(model.config, page_size, model.dtype)
+        cache = self.num_pages * page_bytes(model.config, page_size, model.dtype)
+        pages = f"{self.num_pages:,} pages of {page_size} tokens"
         return "\n".join(
             [
                 f"model     {self.config.model.model} ({model.config.architecture})",
-                f"weights   {weights / 2**20:,.0f} MiB, {model.dtype.name}",
-                f"KV cache  {pages / 2**20:,.0f} MiB, {self.num_pages:,} pages of {page_size} tokens",
+                f"weights   {weights / 2**20:,.1f} MiB, {model.dtype.name}",
+                f"KV cache  {cache / 2**20:,.1f} MiB, {pages}",
                 f"context   {self.max_model_len:,} tokens",
-                f"step programs\n{self.buckets.table()}",
+                self.buckets.table(),
             ]
         )
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from aiohttp import web
+from aiohttp.abc import AbstractAccessLogger
 
 from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
@@ -27,6 +28,18 @@ logger = logging.getLogger(__name__)
 
 LAST_WORDS_SECONDS = 5.0
 """What handlers get, once the engine has stopped, to tell their clients so."""
+
+QUIET_PATHS = frozenset({"/health", "/metrics"})
+"""Asked for every few seconds by machines; logging that hides the rest."""
+
+
+class AccessLogger(AbstractAccessLogger):
+    """A line for each request."""
+
+    def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
+        if request.path not in QUIET_PATHS:
+            what = f"{request.method} {request.path_qs}"
+            self.logger.info("%s %s %d %.3f s", request.remote, what, response.status, time)
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -110,7 +123,10 @@ class Server:
         sock = bind(self.state.config)
         # A client that goes away cancels its handler, which aborts its request.
         runner = web.AppRunner(
-            make_app(self.state), handler_cancellation=True, shutdown_timeout=LAST_WORDS_SECONDS
+            make_app(self.state),
+            handler_cancellation=True,
+            shutdown_timeout=LAST_WORDS_SECONDS,
+            access_log_class=AccessLogger,
         )
         await runner.setup()
         try:
@@ -161,7 +177,7 @@ class Server:
         cut_off = not draining.done()
         if cut_off:
             draining.cancel()
-            await asyncio.to_thread(engine.close)
+            engine.stop()
         stop_now.cancel()
         if self.state.active:
             await asyncio.wait(self.state.active, timeout=LAST_WORDS_SECONDS)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from llmjax import __version__
 from llmjax.errors import LlmjaxError
@@ -52,3 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has left; point stdout away so that exit does not complain.
         sys.stdout = None  # type: ignore[assignment]
         return 1
+
+
+def entry() -> NoReturn:
+    """The `llmjax` program."""
+    status = main()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    # A model still loading, or a step program still compiling, must not hold up the end.
+    os._exit(status)

@@ -54,14 +54,11 @@ def run_throughput(args: argparse.Namespace) -> int:
     from llmjax.bench import throughput
 
     llm = LLM(**options)
-    try:
-        if args.dataset:
-            prompts = throughput.file_prompts(llm.tokenizer, args.dataset, args.num_prompts)
-        else:
-            prompts = throughput.random_prompts(llm.tokenizer, args.num_prompts, args.input_len)
-        result = throughput.measure(llm, prompts, args.output_len)
-    finally:
-        llm.close()
+    if args.dataset:
+        prompts = throughput.file_prompts(llm.tokenizer, args.dataset, args.num_prompts)
+    else:
+        prompts = throughput.random_prompts(llm.tokenizer, args.num_prompts, args.input_len)
+    result = throughput.measure(llm, prompts, args.output_len)
     print(result.table())
     if args.output_json:
         report = {"options": {k: str(v) for k, v in options.items()}, **asdict(result)}
