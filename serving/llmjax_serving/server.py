@@ -173,12 +173,13 @@ class Server:
     async def _drain(self, engine: AsyncEngine) -> int:
         draining = asyncio.ensure_future(engine.drain(self.state.config.shutdown_timeout))
         stop_now = asyncio.ensure_future(self._stop_now.wait())
-        await asyncio.wait([draining, stop_now], return_when=asyncio.FIRST_COMPLETED)
+        tasks: list[asyncio.Future[bool]] = [draining, stop_now]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        stop_now.cancel()
         cut_off = not draining.done()
         if cut_off:
             draining.cancel()
             engine.stop()
-        stop_now.cancel()
         if self.state.active:
             await asyncio.wait(self.state.active, timeout=LAST_WORDS_SECONDS)
         return 1 if cut_off else 0

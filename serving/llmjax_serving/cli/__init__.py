@@ -52,15 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # The reader of our output has left; point stdout away so that exit does not complain.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         return 1
 
 
 def entry() -> NoReturn:
     """The `llmjax` program."""
     status = main()
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
     # A model still loading, or a step program still compiling, must not hold up the end.
     os._exit(status)
