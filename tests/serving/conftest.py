@@ -65,14 +65,14 @@ class Served:
 
 
 @pytest.fixture(scope="session")
-def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Served]]:
-    """Starts servers on a tiny model; they share what they compile."""
+def serve(request: pytest.FixtureRequest) -> Iterator[Callable[[], Served]]:
+    """Starts servers on a tiny model; they share what they compile, with later runs too."""
     paths = os.pathsep.join(str(ROOT / name) for name in (".", "kernels", "serving"))
     environment = {
         **os.environ,
         "PYTHONPATH": paths,
         "JAX_PLATFORMS": "cpu",
-        "LLMJAX_CACHE": str(tmp_path_factory.mktemp("cache")),
+        "LLMJAX_CACHE": str(request.config.cache.mkdir("llmjax")),
         "LLMJAX_API_KEY": KEY,
     }
     command = [

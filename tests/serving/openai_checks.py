@@ -37,7 +37,8 @@ def check_chat(client: openai.OpenAI, model: str) -> None:
     ends = [chunk.choices[0].finish_reason for chunk in chunks]
     assert ends == [None] * (len(ends) - 1) + [choice.finish_reason]
     with client.chat.completions.stream(**asked) as stream:
-        assert stream.get_final_completion().choices[0].message.content == text
+        events = [event.delta for event in stream if event.type == "content.delta"]
+    assert "".join(events) == text
 
 
 def check_completions(client: openai.OpenAI, model: str) -> None:
