@@ -223,7 +223,6 @@ def _compile_config(config: EngineConfig) -> CompileConfig:
     chunked = config.scheduler.enable_chunked_prefill
     if given.token_buckets or not chunked or jax.default_backend() != "cpu":
         return given
-    largest = max(_CPU_TOKENS[-1], most + config.scheduler.prefill_chunk_size)
-    largest = min(largest, config.scheduler.max_num_batched_tokens)
+    largest = min(max(_CPU_TOKENS[-1], 2 * most), config.scheduler.max_num_batched_tokens)
     buckets = sorted({*(t for t in _CPU_TOKENS if t < largest), largest})
     return replace(given, token_buckets=tuple(buckets))
