@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
@@ -162,9 +162,7 @@ class Server:
     async def _loaded(self) -> AsyncEngine | None:
         """The engine, or None where a signal came first."""
         loading = in_daemon_thread(self._load)
-        stop = asyncio.ensure_future(self._stop.wait())
-        await asyncio.wait([loading, stop], return_when=asyncio.FIRST_COMPLETED)
-        stop.cancel()
+        await first_of(loading, self._stop)
         if not loading.done():
             loading.cancel()
             return None
@@ -172,10 +170,7 @@ class Server:
 
     async def _drain(self, engine: AsyncEngine) -> int:
         draining = asyncio.ensure_future(engine.drain(self.state.config.shutdown_timeout))
-        stop_now = asyncio.ensure_future(self._stop_now.wait())
-        tasks: list[asyncio.Future[bool]] = [draining, stop_now]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        stop_now.cancel()
+        await first_of(draining, self._stop_now)
         cut_off = not draining.done()
         if cut_off:
             draining.cancel()
@@ -183,6 +178,13 @@ class Server:
         if self.state.active:
             await asyncio.wait(self.state.active, timeout=LAST_WORDS_SECONDS)
         return 1 if cut_off else 0
+
+
+async def first_of(future: asyncio.Future[Any], event: asyncio.Event) -> None:
+    """Waits until `future` is done or `event` is set."""
+    waiting = asyncio.ensure_future(event.wait())
+    await asyncio.wait({future, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
 
 
 def url(sock: socket.socket, host: str) -> str:
