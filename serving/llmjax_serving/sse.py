@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable
 from contextlib import aclosing
 from typing import Any
@@ -13,6 +14,8 @@ from .errors import api_error
 from .formatter import Formatter
 from .generation import Outputs, collect
 from .state import STATE
+
+logger = logging.getLogger(__name__)
 
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -51,8 +54,8 @@ async def respond_with_events(
     """
     prompt, output = await anext(outputs)
     response = web.StreamResponse(headers=HEADERS)
-    await response.prepare(request)
     try:
+        await response.prepare(request)
         head = await request.app[STATE].in_thread(
             lambda: encode([*formatter.begin(), *formatter.chunks(prompt, output)])
         )
@@ -61,10 +64,9 @@ async def respond_with_events(
             events = formatter.chunks(prompt, output)
             if events:
                 await response.write(encode(events))
-        tail = encode(formatter.end()) + DONE
+        await response.write(encode(formatter.end()) + DONE)
     except ConnectionError:
-        raise
+        logger.debug("a client left in the middle of its stream")
     except Exception as error:
-        tail = encode([api_error(error).body()])
-    await response.write_eof(tail)
+        await response.write(encode([api_error(error).body()]))
     return response
