@@ -58,6 +58,8 @@ class Engine:
         self.model: LoadedModel = load_model(
             resolve_model(config.model.model), dtype=config.model.dtype, mesh=make_mesh()
         )
+        if config.model.chat_template is not None:
+            self.model.tokenizer.chat_template = _template_text(config.model.chat_template)
         self._default_seed = random.Random(config.model.seed)
         self.max_model_len, self.num_pages = self._size_memory()
         sizes = {"block_size": config.cache.block_size, "max_model_len": self.max_model_len}
@@ -226,3 +228,15 @@ def _compile_config(config: EngineConfig) -> CompileConfig:
     largest = min(max(_CPU_TOKENS[-1], 2 * most), config.scheduler.max_num_batched_tokens)
     buckets = sorted({*(t for t in _CPU_TOKENS if t < largest), largest})
     return replace(given, token_buckets=tuple(buckets))
+
+
+def _template_text(given: str) -> str:
+    """Jinja text as it is; anything else is the path of a file that holds some."""
+    if "{{" in given or "{%" in given:
+        return given
+    try:
+        return Path(given).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"chat_template is {given!r}, allowed: Jinja text or a file of it ({error})"
+        ) from error

@@ -16,8 +16,13 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TINY = ROOT / "tests/models/fixtures/smollm2"
 KEY = "test-key"
+PROGRAM = [sys.executable, "-m", "llmjax_serving.cli"]
+MODEL = [
+    *("--model", str(ROOT / "tests/models/fixtures/smollm2")),
+    *("--max-num-seqs", "8", "--seq-buckets", "8"),
+    *("--max-num-batched-tokens", "32", "--token-buckets", "32"),
+]
 
 
 class Served:
@@ -65,21 +70,41 @@ class Served:
 
 
 @pytest.fixture(scope="session")
-def serve(request: pytest.FixtureRequest) -> Iterator[Callable[[], Served]]:
-    """Starts servers on a tiny model; they share what they compile, with later runs too."""
-    paths = os.pathsep.join(str(ROOT / name) for name in (".", "kernels", "serving"))
-    environment = {
+def environment(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Of our processes; they share what they compile, with later runs too."""
+    return {
         **os.environ,
-        "PYTHONPATH": paths,
+        "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in (".", "kernels", "serving")),
         "JAX_PLATFORMS": "cpu",
         "LLMJAX_CACHE": str(request.config.cache.mkdir("llmjax")),
         "LLMJAX_API_KEY": KEY,
     }
-    command = [
-        *(sys.executable, "-m", "llmjax_serving.cli", "serve", str(TINY), "--port", "0"),
-        *("--served-model-name", "tiny", "--max-num-seqs", "8", "--seq-buckets", "8"),
-        *("--max-num-batched-tokens", "32", "--token-buckets", "32", "--log-level", "warning"),
-    ]
+
+
+@pytest.fixture(scope="session")
+def llmjax(environment: dict[str, str]) -> Callable[..., str]:
+    """Runs a command on the tiny model and returns what it says."""
+
+    def run(*argv: str, stdin: str = "") -> str:
+        done = subprocess.run(
+            [*PROGRAM, *argv, *MODEL],
+            env=environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def serve(environment: dict[str, str]) -> Iterator[Callable[[], Served]]:
+    """Starts servers on the tiny model."""
+    command = [*PROGRAM, "serve", *MODEL, "--port", "0", "--log-level", "warning"]
+    command += ["--served-model-name", "tiny"]
     processes: list[subprocess.Popen[str]] = []
 
     def start() -> Served:
