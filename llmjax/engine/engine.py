@@ -58,6 +58,8 @@ class Engine:
         self.model: LoadedModel = load_model(
             resolve_model(config.model.model), dtype=config.model.dtype, mesh=make_mesh()
         )
+        if config.model.chat_template is not None:
+            self.model.tokenizer.chat_template = _template_text(config.model.chat_template)
         self._default_seed = random.Random(config.model.seed)
         self.max_model_len, self.num_pages = self._size_memory()
         sizes = {"block_size": config.cache.block_size, "max_model_len": self.max_model_len}
@@ -133,14 +135,15 @@ class Engine:
         """What was loaded and how much memory it takes, for people."""
         model, page_size = self.model, self.config.cache.block_size
         weights = sum(x.nbytes for x in jax.tree.leaves(model.state))
-        pages = self.num_pages * page_bytes(model.config, page_size, model.dtype)
+        cache = self.num_pages * page_bytes(model.config, page_size, model.dtype)
+        pages = f"{self.num_pages:,} pages of {page_size} tokens"
         return "\n".join(
             [
                 f"model     {self.config.model.model} ({model.config.architecture})",
-                f"weights   {weights / 2**20:,.0f} MiB, {model.dtype.name}",
-                f"KV cache  {pages / 2**20:,.0f} MiB, {self.num_pages:,} pages of {page_size} tokens",
+                f"weights   {weights / 2**20:,.1f} MiB, {model.dtype.name}",
+                f"KV cache  {cache / 2**20:,.1f} MiB, {pages}",
                 f"context   {self.max_model_len:,} tokens",
-                f"step programs\n{self.buckets.table()}",
+                self.buckets.table(),
             ]
         )
 
@@ -225,3 +228,15 @@ def _compile_config(config: EngineConfig) -> CompileConfig:
     largest = min(max(_CPU_TOKENS[-1], 2 * most), config.scheduler.max_num_batched_tokens)
     buckets = sorted({*(t for t in _CPU_TOKENS if t < largest), largest})
     return replace(given, token_buckets=tuple(buckets))
+
+
+def _template_text(given: str) -> str:
+    """Jinja text as it is; anything else is the path of a file that holds some."""
+    if "{{" in given or "{%" in given:
+        return given
+    try:
+        return Path(given).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"chat_template is {given!r}, allowed: Jinja text or a file of it ({error})"
+        ) from error
