@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
+
 from llmjax_kernels.layout import RaggedBatch, make_ragged_batch
 
 from ..request import MAX_LOGIT_BIAS, Sequence

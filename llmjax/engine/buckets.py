@@ -63,6 +63,8 @@ class Buckets:
     Args:
         max_model_len: most tokens of a sequence.
         block_size: tokens in a page.
+        step_tokens: tokens beyond which a larger step gains no speed on this device; no
+            larger T is derived then, unless all sequences need it.
 
     Raises:
         ConfigError: buckets given in `compile_config` cannot hold what the scheduler allows.
@@ -75,10 +77,11 @@ class Buckets:
         *,
         max_model_len: int,
         block_size: int,
+        step_tokens: int | None = None,
     ):
         self.config = config
         self._decode_seqs = _decode_seqs(config, compile_config)
-        self._mixed = _mixed_pairs(config, compile_config, max_model_len)
+        self._mixed = _mixed_pairs(config, compile_config, max_model_len, step_tokens)
         self._pages = _pages(compile_config, -(-max_model_len // block_size))
         pairs = [(s, s) for s in self._decode_seqs] + self._mixed
         self.all = tuple(sorted(Bucket(t, s, p) for (t, s), p in product(pairs, self._pages)))
@@ -235,7 +238,10 @@ def _decode_seqs(config: SchedulerConfig, compile_config: CompileConfig) -> list
 
 
 def _mixed_pairs(
-    config: SchedulerConfig, compile_config: CompileConfig, max_model_len: int
+    config: SchedulerConfig,
+    compile_config: CompileConfig,
+    max_model_len: int,
+    step_tokens: int | None,
 ) -> list[tuple[int, int]]:
     """(T, S) of the mixed programs, ascending."""
     most = config.max_num_seqs
@@ -257,6 +263,8 @@ def _mixed_pairs(
     share = max_model_len
     if config.enable_chunked_prefill:
         share = min(share, config.prefill_chunk_size)
+    if step_tokens is not None and config.enable_chunked_prefill:
+        largest = min(largest, step_tokens)
     largest = max(least, min(largest, share * most))
     values = [SMALLEST_MIXED]
     while values[-1] < largest:

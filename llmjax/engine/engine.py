@@ -6,13 +6,13 @@ import logging
 import random
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax
 
 from ..cache.block_pool import BlockPool
 from ..checkpoint import LoadedModel, load_model, resolve_model
-from ..config import CompileConfig, EngineConfig
+from ..config import EngineConfig
 from ..errors import ConfigError, InvalidRequestError
 from ..metrics import Metrics
 from ..parallel.mesh import make_mesh
@@ -25,7 +25,8 @@ from .scheduler import Plan, Scheduler
 
 log = logging.getLogger(__name__)
 
-_CPU_TOKENS = (32, 128, 512)
+_CPU_STEP_TOKENS = 512
+"""Larger steps gain no speed on a CPU and make everyone wait."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,12 @@ class Engine:
         self._default_seed = random.Random(config.model.seed)
         self.max_model_len, self.num_pages = self._size_memory()
         sizes = {"block_size": config.cache.block_size, "max_model_len": self.max_model_len}
-        self.buckets = Buckets(config.scheduler, _compile_config(config), **sizes)
+        self.buckets = Buckets(
+            config.scheduler,
+            config.compile,
+            step_tokens=_CPU_STEP_TOKENS if jax.default_backend() == "cpu" else None,
+            **sizes,
+        )
         self._pool = BlockPool(self.num_pages)
         self.scheduler = Scheduler(config.scheduler, self.buckets, self._pool, **sizes)
         self.runner = Runner(
@@ -217,26 +223,3 @@ class Engine:
             length = pages * cache.block_size
             log.warning("max_model_len is lowered from %d to %d, what memory holds", own, length)
         return length, pages
-
-
-def _compile_config(config: EngineConfig) -> CompileConfig:
-    """Larger steps gain no speed on a CPU and make everyone wait: few, smaller programs."""
-    given, most = config.compile, config.scheduler.max_num_seqs
-    chunked = config.scheduler.enable_chunked_prefill
-    if given.token_buckets or not chunked or jax.default_backend() != "cpu":
-        return given
-    largest = min(max(_CPU_TOKENS[-1], 2 * most), config.scheduler.max_num_batched_tokens)
-    buckets = sorted({*(t for t in _CPU_TOKENS if t < largest), largest})
-    return replace(given, token_buckets=tuple(buckets))
-
-
-def _template_text(given: str) -> str:
-    """Jinja text as it is; anything else is the path of a file that holds some."""
-    if "{{" in given or "{%" in given:
-        return given
-    try:
-        return Path(given).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"chat_template is {given!r}, allowed: Jinja text or a file of it ({error})"
-        ) from error
