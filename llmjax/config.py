@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from .errors import ConfigError
 
@@ -160,3 +161,29 @@ class EngineConfig:
             0 <= self.max_logprobs <= 1000,
             f"max_logprobs is {self.max_logprobs}, allowed: 0 to 1000",
         )
+
+    @classmethod
+    def of(cls, model: str, **options: Any) -> EngineConfig:
+        """Builds a configuration from flat names: `EngineConfig.of(m, max_num_seqs=8)`.
+
+        Args:
+            options: any field of the parts of an engine's configuration, or `max_logprobs`.
+
+        Raises:
+            ConfigError: an option does not exist, or its value is not allowed.
+        """
+        parts = {
+            "model": ModelConfig,
+            "cache": CacheConfig,
+            "scheduler": SchedulerConfig,
+            "compile": CompileConfig,
+        }
+        options = {"model": model, **options}
+        built: dict[str, Any] = {}
+        for name, part in parts.items():
+            names = {f.name for f in fields(part)} & options.keys()
+            built[name] = part(**{n: options.pop(n) for n in names})
+        if "max_logprobs" in options:
+            built["max_logprobs"] = options.pop("max_logprobs")
+        _require(not options, f"unknown option(s): {', '.join(sorted(options))}")
+        return cls(**built)

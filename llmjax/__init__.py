@@ -1,0 +1,28 @@
+"""llmjax: a JAX/XLA inference engine for large language models.
+
+    from llmjax import LLM, SamplingParams
+
+    llm = LLM("smollm2-135m-instruct")
+    print(llm.generate("The capital of France is")[0].outputs[0].text)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .request import CompletionOutput, Logprob, RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from .llm import LLM
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams"]
+
+
+def __getattr__(name: str) -> object:
+    # Importing jax takes a second: only those who load a model pay for it.
+    if name == "LLM":
+        from .llm import LLM
+
+        return LLM
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

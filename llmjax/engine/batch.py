@@ -1,0 +1,200 @@
+"""A step's host data as one int32 array: one transfer, one layout for both sides.
+
+The host writes each sequence's sampling parameters once, into the row of its slot, and
+gathers rows into the packed array each step; the device slices the array apart again.
+float32 values travel as their bits.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int
+from llmjax_kernels.layout import RaggedBatch, make_ragged_batch
+
+from ..request import MAX_LOGIT_BIAS, Sequence
+from ..sampling import SamplingRows
+from .buckets import Bucket
+from .plan import Plan
+
+NEVER = 2**31 - 1
+_INTS = ("prompt_len", "seed_low", "seed_high", "top_k", "num_bias", "num_logprobs")
+_FLOATS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+_FIELDS = _INTS + _FLOATS
+
+
+class StepInputs(NamedTuple):
+    """What the device reads of a packed step.
+
+    Attributes:
+        tokens: input ids; -1 where the device's history knows the token (decodes whose
+            input is still being sampled when the step is packed).
+        samples: whether the row's last token is the sequence's last, so that the next
+            token is drawn from its logits.
+    """
+
+    tokens: Int[Array, " T"]
+    batch: RaggedBatch
+    samples: Int[Array, " S"]
+    rows: SamplingRows
+
+
+class BiasRow(NamedTuple):
+    """One sequence's entries of the device's bias table, padded to MAX_LOGIT_BIAS."""
+
+    ids: Int[np.ndarray, " B"]
+    values: Float[np.ndarray, " B"]
+    until: Int[np.ndarray, " B"]
+
+
+class SlotTable:
+    """Sampling parameters and block tables of the running sequences, by slot."""
+
+    def __init__(self, num_slots: int, max_pages: int):
+        self.num_slots = num_slots
+        # The row past the last slot is padding: greedy, neutral penalties, no logprobs.
+        self._rows = np.zeros((len(_FIELDS), num_slots + 1), np.int32)
+        self._rows[_FIELDS.index("num_logprobs")] = -1
+        for name in ("top_p", "repetition_penalty"):
+            self._rows[_FIELDS.index(name)] = np.float32(1).view(np.int32)
+        self._block_tables = np.zeros((num_slots + 1, max_pages), np.int32)
+        self._num_blocks = np.zeros(num_slots + 1, np.int32)
+
+    def admit(self, seq: Sequence) -> BiasRow | None:
+        """Writes a sequence's row; returns its bias entries where it has any."""
+        p, slot = seq.request.params, seq.slot
+        bias = _bias_row(seq)
+        seed = seq.seed & (2**64 - 1)
+        values: dict[str, float] = {
+            "prompt_len": seq.prompt_len,
+            "seed_low": seed & 0xFFFFFFFF,
+            "seed_high": seed >> 32,
+            "top_k": p.top_k,
+            "num_bias": 0 if bias is None else int(np.count_nonzero(bias.until)),
+            "num_logprobs": -1 if p.logprobs is None else p.logprobs,
+            "temperature": 0.0 if p.greedy else p.temperature,
+            "top_p": p.top_p,
+            "min_p": p.min_p,
+            "repetition_penalty": p.repetition_penalty,
+            "presence_penalty": p.presence_penalty,
+            "frequency_penalty": p.frequency_penalty,
+        }
+        for i, name in enumerate(_INTS):
+            self._rows[i, slot] = np.uint32(values[name] % 2**32).view(np.int32)
+        for i, name in enumerate(_FLOATS):
+            self._rows[len(_INTS) + i, slot] = np.float32(values[name]).view(np.int32)
+        self._num_blocks[slot] = 0
+        return bias
+
+    def pack(self, plan: Plan) -> Int[np.ndarray, " packed"]:
+        """The packed array of a plan, in the layout that `unpack` reads."""
+        T, S, P = plan.bucket
+        chunks = plan.chunks
+        packed = np.zeros(packed_size(plan.bucket), np.int32)
+        fields = _split(packed, plan.bucket)
+        counts = np.fromiter((c.count for c in chunks), np.int32, len(chunks))
+        ends = np.cumsum(counts)
+        fields["query_starts"][1 : len(chunks) + 1] = ends
+        fields["query_starts"][len(chunks) + 1 :] = ends[-1]
+        slots = np.full(S, self.num_slots, np.int32)
+        slots[: len(chunks)] = [c.seq.slot for c in chunks]
+        fields["slots"][:] = slots
+        fields["kv_lens"][: len(chunks)] = [c.start + c.count for c in chunks]
+        fields["samples"][: len(chunks)] = [c.samples for c in chunks]
+        tokens, at = fields["tokens"], 0
+        for c in chunks:
+            known = c.seq.tokens[c.start : c.start + c.count]
+            tokens[at : at + len(known)] = known
+            tokens[at + len(known) : at + c.count] = -1
+            at += c.count
+            self._extend_block_table(c.seq)
+        fields["block_tables"].reshape(S, P)[:] = self._block_tables[slots, :P]
+        fields["rows"].reshape(len(_FIELDS), S)[:] = self._rows[:, slots]
+        return packed
+
+    def _extend_block_table(self, seq: Sequence) -> None:
+        have, want = self._num_blocks[seq.slot], len(seq.block_table)
+        if have != want:
+            self._block_tables[seq.slot, have:want] = seq.block_table[have:]
+            self._num_blocks[seq.slot] = want
+
+
+def packed_size(bucket: Bucket) -> int:
+    return sum(size for _, size in _layout(bucket))
+
+
+def unpack(packed: Int[Array, " packed"], bucket: Bucket) -> StepInputs:
+    """Slices a packed step apart, on the device."""
+    T, S, P = bucket
+    f = _split(packed, bucket)
+    row = dict(zip(_FIELDS, f["rows"].reshape(len(_FIELDS), S), strict=True))
+    floats = {name: lax.bitcast_convert_type(row[name], jnp.float32) for name in _FLOATS}
+    seed = lax.bitcast_convert_type(jnp.stack([row["seed_high"], row["seed_low"]], -1), jnp.uint32)
+    rows = SamplingRows(
+        **floats,
+        top_k=row["top_k"],
+        seed=seed,
+        position=f["kv_lens"],
+        prompt_len=row["prompt_len"],
+        kv_len=f["kv_lens"],
+        slot=f["slots"],
+        num_bias=row["num_bias"],
+        num_logprobs=row["num_logprobs"],
+    )
+    batch = make_ragged_batch(
+        f["query_starts"],
+        f["kv_lens"],
+        f["block_tables"].reshape(S, P),
+        T,
+        decode_only=bucket.decode_only,
+    )
+    return StepInputs(f["tokens"], batch, f["samples"], rows)
+
+
+def _layout(bucket: Bucket) -> tuple[tuple[str, int], ...]:
+    T, S, P = bucket
+    return (
+        ("tokens", T),
+        ("query_starts", S + 1),
+        ("kv_lens", S),
+        ("slots", S),
+        ("samples", S),
+        ("block_tables", S * P),
+        ("rows", len(_FIELDS) * S),
+    )
+
+
+def _split(packed, bucket: Bucket) -> dict:
+    fields, at = {}, 0
+    for name, size in _layout(bucket):
+        fields[name] = packed[at : at + size]
+        at += size
+    return fields
+
+
+def _bias_row(seq: Sequence) -> BiasRow | None:
+    p = seq.request.params
+    entries = [(i, v, NEVER) for i, v in (p.logit_bias or {}).items()]
+    if p.min_tokens:
+        held = set(p.stop_token_ids or ())
+        held |= set() if p.ignore_eos else seq.request.eos_token_ids
+        entries += [(i, -np.inf, p.min_tokens) for i in sorted(held)]
+    if not entries:
+        return None
+    ids, values, until = zip(*entries, strict=True)
+    pad = (0, MAX_LOGIT_BIAS - len(entries))
+    return BiasRow(
+        np.pad(np.array(ids, np.int32), pad),
+        np.pad(np.array(values, np.float32), pad),
+        np.pad(np.array(until, np.int32), pad),
+    )

@@ -1,0 +1,130 @@
+"""Compiled step programs: made ahead of traffic, kept on disk, never made by it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ..errors import UnexpectedCompileError
+from .buckets import Bucket, Buckets
+
+log = logging.getLogger(__name__)
+
+
+def enable_persistent_cache(directory: str | None) -> None:
+    """Keeps compiled programs on disk between runs, where JAX was not told otherwise."""
+    if jax.config.jax_compilation_cache_dir is None:
+        root = os.environ.get("LLMJAX_CACHE") or Path.home() / ".cache" / "llmjax"
+        jax.config.update("jax_compilation_cache_dir", directory or str(Path(root) / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+class Programs:
+    """The compiled program of each bucket.
+
+    Args:
+        compile_bucket: lowers and compiles one bucket's step.
+    """
+
+    def __init__(self, buckets: Buckets, compile_bucket: Callable[[Bucket], Any]):
+        self._buckets = buckets
+        self._compile_bucket = compile_bucket
+        self._programs: dict[Bucket, Any] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.error: BaseException | None = None
+
+    def __getitem__(self, bucket: Bucket) -> Any:
+        return self._programs[bucket]
+
+    def start(self, *, background: bool) -> None:
+        """Compiles the first buckets, then the rest, behind the caller if `background`."""
+        first, rest = self._buckets.compile_order()
+        for bucket in first:
+            self._compile(bucket)
+        if not background:
+            for bucket in rest:
+                self._compile(bucket)
+            return
+        self._thread = threading.Thread(
+            target=self._compile_rest, args=(rest,), name="llmjax-compile"
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Blocks until every bucket is compiled.
+
+        Raises:
+            Exception: what stopped the compilation.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        """Stops compiling after the program at hand."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _compile_rest(self, rest: list[Bucket]) -> None:
+        try:
+            for bucket in rest:
+                # A process whose main thread has ended must not wait for programs.
+                if self._stop.is_set() or not threading.main_thread().is_alive():
+                    return
+                self._compile(bucket)
+        except Exception as error:
+            self.error = error
+            log.exception("compiling a step program failed; its bucket stays unused")
+
+    def _compile(self, bucket: Bucket) -> None:
+        start = time.perf_counter()
+        self._programs[bucket] = self._compile_bucket(bucket)
+        self._buckets.mark_ready(bucket)
+        log.info("compiled %s in %.1f s", bucket, time.perf_counter() - start)
+
+
+class CompileGuard:
+    """Counts what the current thread compiles; the engine's thread should compile nothing.
+
+    Use as a context manager in tests: leaving it raises if anything was compiled.
+    """
+
+    _counts: dict[int, int] = {}
+    _listening = False
+
+    def __init__(self) -> None:
+        if not CompileGuard._listening:
+            jax.monitoring.register_event_duration_secs_listener(_count_compilation)
+            CompileGuard._listening = True
+        self._at_start = self.count()
+
+    @staticmethod
+    def count() -> int:
+        """Programs compiled by the current thread since the first guard was made."""
+        return CompileGuard._counts.get(threading.get_ident(), 0)
+
+    def __enter__(self) -> CompileGuard:
+        self._at_start = self.count()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        compiled = self.count() - self._at_start
+        if kind is None and compiled:
+            raise UnexpectedCompileError(f"{compiled} program(s) were compiled on the hot path")
+
+
+def _count_compilation(event: str, duration: float, **kwargs: object) -> None:
+    if event == "/jax/core/compile/backend_compile_duration":
+        thread = threading.get_ident()
+        CompileGuard._counts[thread] = CompileGuard._counts.get(thread, 0) + 1

@@ -1,0 +1,202 @@
+"""The engine: schedule, run, commit; step n + 1 is dispatched before step n is read."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from dataclasses import dataclass, replace
+
+import jax
+
+from ..cache.block_pool import BlockPool
+from ..checkpoint import LoadedModel, load_model, resolve_model
+from ..config import CompileConfig, EngineConfig
+from ..errors import ConfigError, InvalidRequestError
+from ..parallel.mesh import make_mesh
+from ..request import Request, Sequence, SequenceDelta
+from .buckets import Buckets
+from .compile import enable_persistent_cache
+from .memory import count_pages, page_bytes
+from .runner import InFlight, Runner
+from .scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+_CPU_TOKENS = (32, 128, 512)
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """A moment of the engine, for metrics."""
+
+    num_running: int
+    num_waiting: int
+    pages_used: int
+    pages_free: int
+    num_preemptions: int
+    padded_tokens: int
+    bucket_tokens: int
+
+
+class Engine:
+    """Runs requests, given as token ids, to their ends. One thread at a time may use it.
+
+    Args:
+        config: what to load and how to run it.
+
+    Raises:
+        ModelLoadError: the model cannot be found or loaded.
+        ConfigError: it does not fit the machine, or values contradict each other.
+    """
+
+    def __init__(self, config: EngineConfig):
+        enable_persistent_cache(config.compile.compilation_cache_dir)
+        self.config = config
+        self.model: LoadedModel = load_model(
+            resolve_model(config.model.model), dtype=config.model.dtype, mesh=make_mesh()
+        )
+        self._default_seed = random.Random(config.model.seed)
+        self.max_model_len, self.num_pages = self._size_memory()
+        sizes = {"block_size": config.cache.block_size, "max_model_len": self.max_model_len}
+        self.buckets = Buckets(config.scheduler, _compile_config(config), **sizes)
+        self._pool = BlockPool(self.num_pages)
+        self.scheduler = Scheduler(config.scheduler, self.buckets, self._pool, **sizes)
+        self.runner = Runner(
+            config,
+            self.model.config,
+            self.model.graphdef,
+            self.model.state,
+            self.buckets,
+            max_model_len=self.max_model_len,
+            num_pages=self.num_pages,
+            dtype=self.model.dtype,
+        )
+        self._in_flight: deque[InFlight] = deque()
+        log.info("step programs:\n%s", self.buckets.table())
+        self.runner.programs.start(background=config.compile.background)
+
+    def add(self, request: Request) -> None:
+        """Queues a request.
+
+        Raises:
+            InvalidRequestError: it can never run: bad ids, or too long.
+            QueueFullError: too many wait already.
+        """
+        self._check(request)
+        seed = request.params.seed
+        if seed is None:
+            seed = self._default_seed.getrandbits(63)
+        for index in range(request.params.n):
+            tokens = list(request.prompt_token_ids)
+            self.scheduler.add(Sequence(request, index, seed + index, tokens))
+
+    def step(self) -> list[SequenceDelta]:
+        """Dispatches the next step if there is one, and commits the one before it."""
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            self._in_flight.append(self.runner.dispatch(plan))
+        if not self._in_flight or (plan is not None and len(self._in_flight) == 1):
+            return []
+        step = self._in_flight.popleft()
+        result = self.runner.collect(step)
+        return self.scheduler.commit(
+            step.plan, result.token_ids, result.logprobs, result.prompt_logprobs
+        )
+
+    def abort(self, request_id: str, index: int | None = None) -> list[SequenceDelta]:
+        """Ends a request, or one choice of it, at once; unknown ids are ignored."""
+        return self.scheduler.abort(request_id, index)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request has not ended or any step has not been committed."""
+        return bool(self._in_flight) or self.scheduler.has_work
+
+    def stats(self) -> EngineStats:
+        s = self.scheduler
+        return EngineStats(
+            num_running=s.num_running,
+            num_waiting=s.num_waiting,
+            pages_used=self._pool.num_used,
+            pages_free=self._pool.num_free,
+            num_preemptions=s.num_preemptions,
+            padded_tokens=s.padded_tokens,
+            bucket_tokens=s.bucket_tokens,
+        )
+
+    def close(self) -> None:
+        """Stops the compilation that goes on behind."""
+        self.runner.programs.close()
+
+    def _check(self, request: Request) -> None:
+        ids, params, limit = request.prompt_token_ids, request.params, self.max_model_len
+        if not ids:
+            raise InvalidRequestError("empty prompt: it has no tokens", param="prompt")
+        vocab = self.model.config.vocab_size
+        named = {
+            "prompt": ids,
+            "stop_token_ids": params.stop_token_ids or (),
+            "logit_bias": params.logit_bias or (),
+        }
+        for param, values in named.items():
+            bad = next((i for i in values if not 0 <= i < vocab), None)
+            if bad is not None:
+                raise InvalidRequestError(
+                    f"token id {bad} in {param} is not in the vocabulary, allowed: 0 to {vocab - 1}",
+                    param=param,
+                )
+        asked = params.max_tokens or 1
+        if len(ids) + asked > limit:
+            raise InvalidRequestError(
+                f"the prompt has {len(ids)} tokens and {asked} are asked for, together "
+                f"{len(ids) + asked}; the context holds {limit}",
+                param="prompt" if len(ids) >= limit else "max_tokens",
+                code="context_length_exceeded",
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(params, name)
+            if value is not None and value > self.config.max_logprobs:
+                raise InvalidRequestError(
+                    f"{name} is {value}, allowed: up to {self.config.max_logprobs} (max_logprobs)",
+                    param=name,
+                )
+
+    def _size_memory(self) -> tuple[int, int]:
+        """Chooses max_model_len and the number of pages."""
+        cache, model = self.config.cache, self.model.config
+        asked, own = self.config.model.max_model_len, model.max_position
+        if asked is not None and asked > own:
+            raise ConfigError(f"max_model_len is {asked}, the model allows up to {own}")
+        length = asked or own
+        pages = count_pages(
+            cache,
+            self.config.scheduler,
+            model,
+            max_model_len=length,
+            weight_bytes=sum(x.nbytes for x in jax.tree.leaves(self.model.state)),
+            dtype=self.model.dtype,
+        )
+        size = page_bytes(model, cache.block_size, self.model.dtype)
+        log.info("KV pool: %d pages, %.2f GiB", pages, pages * size / 2**30)
+        if pages * cache.block_size < length and cache.num_gpu_blocks_override is None:
+            if asked is not None:
+                raise ConfigError(
+                    f"max_model_len is {asked}, the memory share holds {pages * cache.block_size} "
+                    "tokens; raise gpu_memory_utilization or lower max_model_len"
+                )
+            length = pages * cache.block_size
+            log.warning("max_model_len is lowered from %d to %d, what memory holds", own, length)
+        return length, pages
+
+
+def _compile_config(config: EngineConfig) -> CompileConfig:
+    """Larger steps gain no speed on a CPU and make everyone wait: few, smaller programs."""
+    given, most = config.compile, config.scheduler.max_num_seqs
+    chunked = config.scheduler.enable_chunked_prefill
+    if given.token_buckets or not chunked or jax.default_backend() != "cpu":
+        return given
+    largest = max(_CPU_TOKENS[-1], most + config.scheduler.prefill_chunk_size)
+    largest = min(largest, config.scheduler.max_num_batched_tokens)
+    buckets = sorted({*(t for t in _CPU_TOKENS if t < largest), largest})
+    return replace(given, token_buckets=tuple(buckets))

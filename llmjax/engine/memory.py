@@ -1,0 +1,69 @@
+"""How many pages fit, from what the device has and what weights and steps take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import psutil
+
+from ..config import CacheConfig, SchedulerConfig
+from ..errors import ConfigError
+from ..models import DecoderConfig
+
+_GIB = 2**30
+
+
+def page_bytes(config: DecoderConfig, page_size: int, dtype: Any) -> int:
+    """Bytes of one page in all layers, keys and values."""
+    width = config.num_kv_heads * config.head_dim
+    return 2 * config.num_layers * page_size * width * np.dtype(dtype).itemsize
+
+
+def count_pages(
+    cache: CacheConfig,
+    scheduler: SchedulerConfig,
+    config: DecoderConfig,
+    *,
+    max_model_len: int,
+    weight_bytes: int,
+    dtype: Any,
+) -> int:
+    """Pages to allocate: what the memory share leaves, at most what could ever be used.
+
+    Raises:
+        ConfigError: not even one sequence's first page fits; carries the numbers.
+    """
+    if cache.num_gpu_blocks_override is not None:
+        return cache.num_gpu_blocks_override
+    total, share = _device_memory(cache)
+    budget = int(total * share) - weight_bytes - _step_bytes(scheduler, config, max_model_len)
+    size = page_bytes(config, cache.block_size, dtype)
+    useful = scheduler.max_num_seqs * -(-max_model_len // cache.block_size)
+    pages = min(budget // size, useful)
+    if pages < 1:
+        raise ConfigError(
+            f"no memory is left for KV pages: gpu_memory_utilization {share} of "
+            f"{total / _GIB:.1f} GiB less {weight_bytes / _GIB:.2f} GiB of weights; raise "
+            "gpu_memory_utilization or lower max_num_batched_tokens or max_num_seqs"
+        )
+    return int(pages)
+
+
+def _device_memory(cache: CacheConfig) -> tuple[int, float]:
+    """Bytes to share out, and the share: weights already loaded count as free."""
+    device = jax.devices()[0]
+    stats = device.memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"], cache.gpu_memory_utilization or 0.9
+    own = psutil.Process().memory_info().rss
+    return psutil.virtual_memory().available + own, cache.gpu_memory_utilization or 0.2
+
+
+def _step_bytes(scheduler: SchedulerConfig, config: DecoderConfig, max_model_len: int) -> int:
+    """An estimate of the largest step's temporaries: float32 logits, and activations."""
+    logits = 4 * scheduler.max_num_seqs * config.vocab_size * 4
+    tokens = min(scheduler.max_num_batched_tokens, scheduler.max_num_seqs * max_model_len)
+    width = 4 * config.hidden_size + 3 * config.mlp_size + 4 * config.num_heads * config.head_dim
+    return logits + 4 * tokens * width

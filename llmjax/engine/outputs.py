@@ -1,0 +1,209 @@
+"""From the engine's token ids to what a caller sees: text, stop strings, log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..request import (
+    CompletionOutput,
+    FinishReason,
+    Logprob,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    SequenceDelta,
+    TokenLogprobs,
+)
+from ..tokenizer import IncrementalDetokenizer, Tokenizer
+
+
+@dataclass
+class _Choice:
+    """One choice so far; `text` is all that is certain, `held` may yet become a stop string."""
+
+    detokenizer: IncrementalDetokenizer | None
+    text: str = ""
+    held: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    sent_chars: int = 0
+    sent_tokens: int = 0
+    told_finish: bool = False
+
+
+@dataclass
+class _RequestState:
+    request: Request
+    prompt: str | None
+    choices: list[_Choice]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    num_cached_tokens: int = 0
+    prompt_sent: bool = False
+
+    @property
+    def finished(self) -> bool:
+        return all(c.finish_reason is not None for c in self.choices)
+
+
+class OutputProcessor:
+    """Turns `SequenceDelta`s into `RequestOutput`s.
+
+    Not thread-safe; the engine's thread owns it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._states: dict[str, _RequestState] = {}
+
+    def add(self, request: Request, prompt: str | None = None) -> None:
+        """Begins to follow a request; `prompt` is its text, where there is one."""
+        params = request.params
+        choices = [_Choice(self._detokenizer(request)) for _ in range(params.n)]
+        wanted = params.prompt_logprobs is not None
+        self._states[request.id] = _RequestState(
+            request, prompt, choices, [None] if wanted else None
+        )
+
+    def remove(self, request_id: str) -> None:
+        """Forgets a request."""
+        self._states.pop(request_id, None)
+
+    def process(self, deltas: Iterable[SequenceDelta]) -> tuple[list[str], list[tuple[str, int]]]:
+        """Takes in a step's deltas.
+
+        Returns:
+            Ids of the requests with news, and the (request id, choice) pairs that a stop
+            string ended and that the engine must stop.
+        """
+        touched: dict[str, None] = {}
+        stopped: list[tuple[str, int]] = []
+        for delta in deltas:
+            state = self._states.get(delta.request_id)
+            if state is None:
+                continue
+            choice = state.choices[delta.index]
+            if choice.finish_reason is not None:
+                continue
+            touched[delta.request_id] = None
+            self._take(state, choice, delta)
+            if isinstance(choice.stop_reason, str) and delta.finish_reason is None:
+                stopped.append((delta.request_id, delta.index))
+        return list(touched), stopped
+
+    def output(self, request_id: str, *, delta: bool) -> RequestOutput:
+        """The request's output: all of it, or what is new since the last delta.
+
+        A finished request is forgotten once its output has been taken.
+        """
+        state = self._states[request_id]
+        choices = range(len(state.choices))
+        outputs = [self._completion(i, state.choices[i], delta) for i in choices]
+        if delta:
+            outputs = [o for o in outputs if o.text or o.token_ids or o.finish_reason]
+        prompt_logprobs = state.prompt_logprobs
+        if delta and state.prompt_sent:
+            prompt_logprobs = None
+        state.prompt_sent = any(c.token_ids for c in state.choices)
+        if state.finished:
+            del self._states[request_id]
+        return RequestOutput(
+            request_id=request_id,
+            prompt=state.prompt,
+            prompt_token_ids=state.request.prompt_token_ids,
+            outputs=outputs,
+            finished=state.finished,
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=state.num_cached_tokens,
+        )
+
+    def _detokenizer(self, request: Request) -> IncrementalDetokenizer | None:
+        if not request.params.detokenize:
+            return None
+        return IncrementalDetokenizer(
+            self._tokenizer,
+            request.prompt_token_ids,
+            skip_special_tokens=request.params.skip_special_tokens,
+        )
+
+    def _take(self, state: _RequestState, choice: _Choice, delta: SequenceDelta) -> None:
+        params = state.request.params
+        state.num_cached_tokens = max(state.num_cached_tokens, delta.num_cached_tokens)
+        if state.prompt_logprobs is not None and delta.index == 0:
+            state.prompt_logprobs += [self._logprobs(row) for row in delta.prompt_logprobs]
+        choice.token_ids += delta.token_ids
+        choice.logprobs += [self._logprobs(row) for row in delta.logprobs]
+        # The token that ends a completion is not part of its text.
+        ends = delta.finish_reason is FinishReason.STOP and not params.include_stop_str_in_output
+        text = ""
+        if choice.detokenizer is not None:
+            text = choice.detokenizer.push(delta.token_ids[:-1] if ends else delta.token_ids)
+            if delta.finish_reason is not None:
+                text += choice.detokenizer.finish()
+        self._append(choice, text, params, ended=delta.finish_reason is not None)
+        if choice.finish_reason is None and delta.finish_reason is not None:
+            choice.finish_reason = delta.finish_reason.value
+            choice.stop_reason = delta.stop_reason
+
+    def _append(self, choice: _Choice, text: str, params: SamplingParams, *, ended: bool) -> None:
+        stops = params.stop or ()
+        choice.held += text
+        if stops and len(choice.token_ids) >= params.min_tokens:
+            found = _first_stop(choice.held, stops)
+            if found is not None:
+                start, stop = found
+                end = start + len(stop) if params.include_stop_str_in_output else start
+                choice.text += choice.held[:end]
+                choice.held = ""
+                choice.finish_reason = FinishReason.STOP.value
+                choice.stop_reason = stop
+                return
+        keep = 0 if ended else _stop_prefix_len(choice.held, stops)
+        certain = len(choice.held) - keep
+        choice.text += choice.held[:certain]
+        choice.held = choice.held[certain:]
+
+    def _completion(self, index: int, choice: _Choice, delta: bool) -> CompletionOutput:
+        if delta and choice.told_finish:
+            return CompletionOutput(index=index, text="", token_ids=[])
+        text_from, token_from = (choice.sent_chars, choice.sent_tokens) if delta else (0, 0)
+        if delta:
+            choice.sent_chars, choice.sent_tokens = len(choice.text), len(choice.token_ids)
+            choice.told_finish = choice.finish_reason is not None
+        return CompletionOutput(
+            index=index,
+            text=choice.text[text_from:],
+            token_ids=choice.token_ids[token_from:],
+            logprobs=choice.logprobs[token_from:] if choice.logprobs else None,
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+        )
+
+    def _logprobs(self, row: TokenLogprobs) -> dict[int, Logprob]:
+        text = self._tokenizer.token_text
+        out = {row.token_id: Logprob(row.logprob, row.rank, text(row.token_id))}
+        for rank, (i, value) in enumerate(zip(row.top_ids, row.top_logprobs, strict=True), 1):
+            out.setdefault(i, Logprob(value, rank, text(i)))
+        return out
+
+
+def _first_stop(text: str, stops: Iterable[str]) -> tuple[int, str] | None:
+    """Where the first stop string begins, and which: the one whose match ends first."""
+    found = [(at + len(stop), at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+    if not found:
+        return None
+    _, at, stop = min(found)
+    return at, stop
+
+
+def _stop_prefix_len(text: str, stops: Iterable[str]) -> int:
+    """Length of the longest end of `text` with which a stop string begins."""
+    longest = 0
+    for stop in stops:
+        for size in range(min(len(stop) - 1, len(text)), longest, -1):
+            if stop.startswith(text[-size:]):
+                longest = size
+                break
+    return longest

@@ -1,0 +1,192 @@
+"""Runs plans on the device: packs, dispatches, and reads results back."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from ..config import EngineConfig
+from ..models import Decoder, DecoderConfig
+from ..request import Sequence, TokenLogprobs
+from ..sampling import BiasTable, Logprobs, SampledTokens, token_logprobs
+from .batch import BiasRow, SlotTable, packed_size
+from .buckets import Bucket, Buckets
+from .compile import Programs
+from .plan import Plan
+from .step import DeviceState, StepOutput, make_state, make_step
+
+log = logging.getLogger(__name__)
+
+_PROMPT_ROWS = 64
+"""Prompt positions whose log-probabilities are computed together, by one program."""
+
+
+@dataclass
+class InFlight:
+    """A dispatched step whose results are still on the device."""
+
+    plan: Plan
+    output: StepOutput
+
+
+@dataclass
+class StepResult:
+    """A finished step on the host, aligned with the plan's chunks.
+
+    Attributes:
+        token_ids: the token sampled after each chunk (unspecified where it does not sample).
+        logprobs: of the sampled token, where the request asked.
+        prompt_logprobs: of the prompt tokens that follow the chunk's tokens, where asked.
+    """
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs | None]
+    prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
+
+
+class Runner:
+    """Owns the device's state and the compiled programs.
+
+    Args:
+        graphdef, state: the model, split.
+        max_model_len: tokens a sequence may reach.
+        num_pages: of the pool, in each layer.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_config: DecoderConfig,
+        graphdef: nnx.GraphDef[Decoder],
+        state: nnx.State,
+        buckets: Buckets,
+        *,
+        max_model_len: int,
+        num_pages: int,
+        dtype: Any,
+    ):
+        self._graphdef, self._max_logprobs = graphdef, config.max_logprobs
+        self._weights, self._treedef = jax.tree.flatten(state)
+        slots = config.scheduler.max_num_seqs
+        page_size = config.cache.block_size
+        self._state = make_state(model_config, num_pages, page_size, slots, max_model_len, dtype)
+        self._slots = SlotTable(slots, -(-max_model_len // page_size))
+        self.programs = Programs(buckets, self._compile_step)
+        self._set_bias = self._compile_set_bias()
+        self._prompt_logprobs = self._compile_prompt_logprobs(model_config, dtype)
+
+    def dispatch(self, plan: Plan) -> InFlight:
+        """Starts a step; returns before it has finished."""
+        for chunk in plan.chunks:
+            if chunk.start == 0:
+                self._admit(chunk.seq)
+        program = self.programs[plan.bucket]
+        self._state, output = program(self._weights, self._state, self._slots.pack(plan))
+        return InFlight(plan, output)
+
+    def collect(self, step: InFlight) -> StepResult:
+        """Waits for a step and brings its results to the host."""
+        sampled = jax.device_get(step.output.sampled)
+        result = StepResult(sampled.token_ids.tolist()[: len(step.plan.chunks)], [])
+        for row, chunk in enumerate(step.plan.chunks):
+            wanted, scored = chunk.seq.request.params.logprobs, None
+            if wanted is not None and chunk.samples:
+                scored = _row(sampled, row, result.token_ids[row], wanted)
+            result.logprobs.append(scored)
+        result.prompt_logprobs = self._collect_prompt_logprobs(step)
+        return result
+
+    def _admit(self, seq: Sequence) -> None:
+        """Prepares the slot of a sequence that begins to run."""
+        bias = self._slots.admit(seq)
+        if bias is not None:
+            table = self._set_bias(self._state.bias, np.int32(seq.slot), bias)
+            self._state = DeviceState(self._state.pages, self._state.history, table)
+
+    def _collect_prompt_logprobs(self, step: InFlight) -> list[list[TokenLogprobs]]:
+        out: list[list[TokenLogprobs]] = []
+        at, hidden = 0, None
+        for chunk in step.plan.chunks:
+            rows: list[TokenLogprobs] = []
+            params = chunk.seq.request.params
+            # Position p predicts the prompt token at p + 1; a recomputed one is known already.
+            first = max(chunk.start, chunk.seq.num_prompt_logprobs)
+            end = min(chunk.start + chunk.count, chunk.seq.prompt_len - 1)
+            if params.prompt_logprobs is not None and first < end:
+                if hidden is None:
+                    hidden = np.asarray(step.output.hidden)
+                targets = chunk.seq.tokens[first + 1 : end + 1]
+                begin = at + first - chunk.start
+                block = hidden[begin : begin + len(targets)]
+                rows = self._score(block, targets, params.prompt_logprobs)
+            out.append(rows)
+            at += chunk.count
+        return out
+
+    def _score(self, hidden: np.ndarray, targets: list[int], top: int) -> list[TokenLogprobs]:
+        rows: list[TokenLogprobs] = []
+        for begin in range(0, len(targets), _PROMPT_ROWS):
+            ids = np.zeros(_PROMPT_ROWS, np.int32)
+            part = targets[begin : begin + _PROMPT_ROWS]
+            ids[: len(part)] = part
+            block = np.zeros((_PROMPT_ROWS, hidden.shape[1]), hidden.dtype)
+            block[: len(part)] = hidden[begin : begin + len(part)]
+            scored = jax.device_get(self._prompt_logprobs(self._weights, block, ids))
+            rows += [_row(scored, i, token, top) for i, token in enumerate(part)]
+        return rows
+
+    def _compile_step(self, bucket: Bucket) -> Any:
+        step = make_step(self._graphdef, self._treedef, bucket, self._max_logprobs)
+        packed = jax.ShapeDtypeStruct((packed_size(bucket),), jnp.int32)
+        lowered = jax.jit(step, donate_argnums=1).lower(
+            _shapes(self._weights), _shapes(self._state), packed
+        )
+        return lowered.compile()
+
+    def _compile_set_bias(self) -> Any:
+        def set_bias(table: BiasTable, slot: jax.Array, row: BiasRow) -> BiasTable:
+            return BiasTable(
+                ids=table.ids.at[slot].set(row.ids),
+                values=table.values.at[slot].set(row.values),
+                until=table.until.at[slot].set(row.until),
+            )
+
+        width = self._state.bias.ids.shape[1]
+        ints = jax.ShapeDtypeStruct((width,), jnp.int32)
+        row = BiasRow(ints, jax.ShapeDtypeStruct((width,), jnp.float32), ints)  # type: ignore[arg-type]
+        slot = jax.ShapeDtypeStruct((), jnp.int32)
+        jitted = jax.jit(set_bias, donate_argnums=0)
+        return jitted.lower(_shapes(self._state.bias), slot, row).compile()
+
+    def _compile_prompt_logprobs(self, config: DecoderConfig, dtype: Any) -> Any:
+        def score(weights, hidden, targets):
+            model = nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, weights))
+            return token_logprobs(
+                model.logits(hidden), targets, max_logprobs=self._max_logprobs
+            )
+
+        hidden = jax.ShapeDtypeStruct((_PROMPT_ROWS, config.hidden_size), dtype)
+        targets = jax.ShapeDtypeStruct((_PROMPT_ROWS,), jnp.int32)
+        return jax.jit(score).lower(_shapes(self._weights), hidden, targets).compile()
+
+
+def _shapes(tree: Any) -> Any:
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree
+    )
+
+
+def _row(scored: Logprobs | SampledTokens, row: int, token_id: int, top: int) -> TokenLogprobs:
+    return TokenLogprobs(
+        token_id=token_id,
+        logprob=float(scored.logprob[row]),
+        rank=int(scored.rank[row]),
+        top_ids=tuple(np.asarray(scored.top_ids[row, :top]).tolist()),
+        top_logprobs=tuple(np.asarray(scored.top_logprobs[row, :top]).tolist()),
+    )

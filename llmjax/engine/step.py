@@ -1,0 +1,100 @@
+"""The jitted step: packed host data in, sampled tokens out, pages updated in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+from llmjax_kernels.layout import PagedKV
+
+from ..models import Decoder, DecoderConfig
+from ..nn.attention import PagedContext
+from ..request import MAX_LOGIT_BIAS
+from ..sampling import BiasTable, SampledTokens, sample
+from .batch import unpack
+from .buckets import Bucket
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DeviceState:
+    """All that outlives a step on the device; donated to each step and handed on.
+
+    Attributes:
+        pages: one pool of keys and values a layer.
+        history: every token of each running sequence, by slot and position.
+        bias: logit bias entries by slot.
+    """
+
+    pages: tuple[PagedKV, ...]
+    history: Int[Array, "slots max_len"]
+    bias: BiasTable
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StepOutput:
+    """What a step computed: a sampled token a row, and each token's final hidden state."""
+
+    sampled: SampledTokens
+    hidden: Float[Array, "T D"]
+
+
+Step = Callable[[list[Array], DeviceState, Array], tuple[DeviceState, StepOutput]]
+
+
+def make_state(
+    config: DecoderConfig, num_pages: int, page_size: int, slots: int, max_len: int, dtype: Any
+) -> DeviceState:
+    """A state of zeros: `num_pages` pages of `page_size` tokens, `slots` sequences."""
+    shape = (num_pages, page_size, config.num_kv_heads, config.head_dim)
+
+    def pool() -> PagedKV:
+        return PagedKV(k=jnp.zeros(shape, dtype), v=jnp.zeros(shape, dtype))
+
+    bias_shape = (slots, MAX_LOGIT_BIAS)
+    return DeviceState(
+        pages=tuple(pool() for _ in range(config.num_layers)),
+        history=jnp.zeros((slots, max_len), jnp.int32),
+        bias=BiasTable(
+            ids=jnp.zeros(bias_shape, jnp.int32),
+            values=jnp.zeros(bias_shape, jnp.float32),
+            until=jnp.zeros(bias_shape, jnp.int32),
+        ),
+    )
+
+
+def make_step(
+    graphdef: nnx.GraphDef[Decoder], treedef: Any, bucket: Bucket, max_logprobs: int
+) -> Step:
+    """The step of one bucket, to be jitted with its state (argument 1) donated."""
+
+    def step(weights, state, packed):
+        model = nnx.merge(graphdef, jax.tree.unflatten(treedef, weights))
+        inputs = unpack(packed, bucket)
+        batch, rows = inputs.batch, inputs.rows
+        num_slots = state.history.shape[0]
+        token_slots = rows.slot[batch.token_seqs]
+        remembered = state.history[token_slots, batch.positions]
+        tokens = jnp.where(inputs.tokens >= 0, inputs.tokens, remembered)
+        # Rows past the end are dropped by the scatter: padding remembers nothing.
+        write_slots = jnp.where(batch.is_token, token_slots, num_slots)
+        history = state.history.at[write_slots, batch.positions].set(tokens, mode="drop")
+        context_lens = jnp.maximum(rows.prompt_len[batch.token_seqs], batch.positions + 1)
+        context = PagedContext(list(state.pages), batch)
+        hidden = model.hidden(tokens, batch.positions, context_lens, context)
+        last = jnp.maximum(batch.query_starts[1:] - 1, 0)
+        sampled = sample(
+            model.logits(hidden[last]), rows, history, state.bias, max_logprobs=max_logprobs
+        )
+        write_slots = jnp.where(inputs.samples > 0, rows.slot, num_slots)
+        history = history.at[write_slots, rows.kv_len].set(sampled.token_ids, mode="drop")
+        state = DeviceState(pages=tuple(context.pages), history=history, bias=state.bias)
+        return state, StepOutput(sampled=sampled, hidden=hidden)
+
+    return step

@@ -1,0 +1,119 @@
+"""Self-attention, and the two ways to keep what it has seen: in pages, or not at all."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from llmjax_kernels.layout import PagedKV, RaggedBatch
+from llmjax_kernels.paged_attention import AttentionSpec, paged_attention
+
+from .linear import Linear
+from .norm import RMSNorm
+from .rope import Rotation, rotate
+
+
+class AttentionContext(Protocol):
+    """What a layer's queries attend to."""
+
+    def attend(
+        self,
+        layer: int,
+        q: Float[Array, "T N H"],
+        k: Float[Array, "T K H"],
+        v: Float[Array, "T K H"],
+        spec: AttentionSpec,
+    ) -> Float[Array, "T N H"]: ...
+
+
+class PagedContext:
+    """The sequences of a ragged step; `pages` holds the updated pages afterwards."""
+
+    def __init__(self, pages: list[PagedKV], batch: RaggedBatch):
+        self.pages = list(pages)
+        self.batch = batch
+
+    def attend(self, layer, q, k, v, spec):
+        out, self.pages[layer] = paged_attention(q, k, v, self.pages[layer], self.batch, spec)
+        return out
+
+
+class DenseContext:
+    """One sequence computed whole, differentiable; keeps no keys or values.
+
+    Args:
+        keep_weights: collect each layer's attention weights, [N, T, T], in `weights`.
+    """
+
+    def __init__(self, keep_weights: bool = False):
+        self.keep_weights = keep_weights
+        self.weights: list[Float[Array, "N T T"]] = []
+
+    def attend(self, layer, q, k, v, spec):
+        T, N, H = q.shape
+        K = k.shape[1]
+        grouped = q.reshape(T, K, N // K, H)
+        scores = jnp.einsum("qkgh,ckh->kgqc", grouped, k, preferred_element_type=jnp.float32)
+        scores *= spec.scale
+        if spec.softcap is not None:
+            scores = spec.softcap * jnp.tanh(scores / spec.softcap)
+        distance = jnp.arange(T)[:, None] - jnp.arange(T)[None, :]
+        seen = distance >= 0
+        if spec.window is not None:
+            seen &= distance < spec.window
+        weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
+        if self.keep_weights:
+            self.weights.append(weights.reshape(N, T, T))
+        out = jnp.einsum("kgqc,ckh->qkgh", weights.astype(v.dtype), v)
+        return out.reshape(T, N, H)
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention with rotary positions.
+
+    Args:
+        qk_norm: see `DecoderConfig.qk_norm`.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        spec: AttentionSpec,
+        *,
+        qkv_bias: bool,
+        o_bias: bool,
+        qk_norm: Literal["head", "full"] | None,
+        norm_eps: float,
+        dtype: jnp.dtype,
+    ):
+        self.heads, self.head_dim, self.spec, self.qk_norm = num_heads, head_dim, spec, qk_norm
+        self.kv_heads = num_kv_heads
+        width, kv_width = num_heads * head_dim, num_kv_heads * head_dim
+        self.q = Linear(hidden_size, width, bias=qkv_bias, dtype=dtype)
+        self.k = Linear(hidden_size, kv_width, bias=qkv_bias, dtype=dtype)
+        self.v = Linear(hidden_size, kv_width, bias=qkv_bias, dtype=dtype)
+        self.o = Linear(width, hidden_size, bias=o_bias, dtype=dtype)
+        if qk_norm:
+            self.q_norm = RMSNorm(head_dim if qk_norm == "head" else width, norm_eps)
+            self.k_norm = RMSNorm(head_dim if qk_norm == "head" else kv_width, norm_eps)
+
+    def __call__(
+        self, x: Float[Array, "T D"], rope: Rotation, layer: int, context: AttentionContext
+    ) -> Float[Array, "T D"]:
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        if self.qk_norm == "full":
+            q, k = self.q_norm(q), self.k_norm(k)
+        q = q.reshape(-1, self.heads, self.head_dim)
+        k = k.reshape(-1, self.kv_heads, self.head_dim)
+        v = v.reshape(-1, self.kv_heads, self.head_dim)
+        if self.qk_norm == "head":
+            q, k = self.q_norm(q), self.k_norm(k)
+        out = context.attend(layer, rotate(q, rope), rotate(k, rope), v, self.spec)
+        return self.o(out.reshape(x.shape[0], -1))

@@ -1,0 +1,40 @@
+"""Linear projection and embedding; weights are stored [out, in] as checkpoints have them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+
+class Linear(nnx.Module):
+    """y = x W^T + b, accumulated in float32, in x's dtype."""
+
+    def __init__(self, in_size: int, out_size: int, *, bias: bool, dtype: jnp.dtype):
+        self.weight = nnx.Param(jnp.zeros((out_size, in_size), dtype))
+        self.bias = nnx.Param(jnp.zeros(out_size, dtype)) if bias else None
+
+    def __call__(self, x: Float[Array, "*T in"]) -> Float[Array, "*T out"]:
+        y = project(x, self.weight[...])
+        return y if self.bias is None else y + self.bias[...]
+
+
+class Embedding(nnx.Module):
+    """Rows of a [V, D] table by token id."""
+
+    def __init__(self, vocab_size: int, size: int, *, dtype: jnp.dtype):
+        self.weight = nnx.Param(jnp.zeros((vocab_size, size), dtype))
+
+    def __call__(self, tokens: Int[Array, "*T"]) -> Float[Array, "*T D"]:
+        return self.weight[...][tokens]
+
+
+def project(
+    x: Float[Array, "*T in"], weight: Float[Array, "out in"], dtype: jnp.dtype | None = None
+) -> Float[Array, "*T out"]:
+    """x W^T, accumulated in float32, as `dtype` (x's own if None)."""
+    y = jax.lax.dot_general(
+        x, weight, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+    )
+    return y.astype(dtype or x.dtype)
