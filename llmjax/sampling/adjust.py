@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array, lax
-from jaxtyping import Float, Int
+from jax import lax
+from jaxtyping import Array, Float, Int
 
 from .rows import SamplingRows, map_rows
 
@@ -37,7 +37,7 @@ def adjust(
 ) -> Float[Array, "S V"]:
     """Penalise what was said, then add the biases."""
 
-    def penalised(ids: Int[Array, "R"]) -> Float[Array, "R V"]:
+    def penalised(ids: Int[Array, " R"]) -> Float[Array, "R V"]:
         some = rows.take(ids)
         some = some._replace(kv_len=jnp.where(some.penalised, some.kv_len, 0))
         return _penalise(logits[ids], some, history)

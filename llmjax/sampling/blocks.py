@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
-from jaxtyping import Float, Int
+from jax import lax
+from jaxtyping import Array, Float, Int
 
 BLOCK = 64
 LOWEST = float(np.finfo(np.float32).min)
@@ -30,7 +30,7 @@ def block_maxima(logits: Float[Array, "R V"]) -> Float[Array, "R B"]:
     return in_blocks(finite(logits), -jnp.inf).max(-1)
 
 
-def argmax(logits: Float[Array, "R V"], maxima: Float[Array, "R B"]) -> Int[Array, "R"]:
+def argmax(logits: Float[Array, "R V"], maxima: Float[Array, "R B"]) -> Int[Array, " R"]:
     """The first id that has the greatest finite(logits), int32."""
     block = jnp.argmax(maxima, -1)
     inside = block_values(logits, block[:, None])[:, 0]
@@ -45,7 +45,7 @@ def top_k(
     Where k exceeds V, the rest is -inf with ids that are not below V.
     """
     R, B = maxima.shape
-    if B <= k:
+    if k >= B:
         padded = in_blocks(finite(logits), -jnp.inf).reshape(R, -1)
         padded = jnp.pad(padded, ((0, 0), (0, max(0, k - B * BLOCK))), constant_values=-jnp.inf)
         return lax.top_k(padded, k)

@@ -11,15 +11,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
-from jaxtyping import Float, Int, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
 from .blocks import BLOCK, block_values, in_blocks
 from .truncation import gaps, weights
 
 
 def uniforms(
-    seed: UInt32[Array, "S 2"], position: Int[Array, "S"], num: int
+    seed: UInt32[Array, "S 2"], position: Int[Array, " S"], num: int
 ) -> Float[Array, "S num"]:
     """Numbers in [0, 1), a function of the row's seed and position alone."""
 
@@ -30,7 +29,7 @@ def uniforms(
     return jax.vmap(one)(seed, position)
 
 
-def pick(weight: Float[Array, "R n"], u: Float[Array, "R"]) -> Int[Array, "R"]:
+def pick(weight: Float[Array, "R n"], u: Float[Array, " R"]) -> Int[Array, " R"]:
     """An index with probability weight / sum(weight), never one whose weight is 0."""
     n = weight.shape[1]
     index = jnp.arange(n)
@@ -44,16 +43,16 @@ def pick(weight: Float[Array, "R n"], u: Float[Array, "R"]) -> Int[Array, "R"]:
 class Draw(NamedTuple):
     """A token of each row, int32, its gap, and the weight of all that could be drawn."""
 
-    token_ids: Int[Array, "R"]
-    gap: Float[Array, "R"]
-    mass: Float[Array, "R"]
+    token_ids: Int[Array, " R"]
+    gap: Float[Array, " R"]
+    mass: Float[Array, " R"]
 
 
 def draw(
     logits: Float[Array, "R V"],
-    best: Float[Array, "R"],
-    temperature: Float[Array, "R"],
-    limit: Float[Array, "R"],
+    best: Float[Array, " R"],
+    temperature: Float[Array, " R"],
+    limit: Float[Array, " R"],
     u: Float[Array, "R 2"],
 ) -> Draw:
     """Draw among the tokens whose gap is at most `limit`."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array, lax
-from jaxtyping import Bool, Float, Int
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
 
 from .blocks import LOWEST, block_maxima, finite, top_k
 from .truncation import row_sum
@@ -22,15 +22,15 @@ class Logprobs(NamedTuple):
             equals; past V tokens, id 0 with -inf.
     """
 
-    logprob: Float[Array, "R"]
-    rank: Int[Array, "R"]
+    logprob: Float[Array, " R"]
+    rank: Int[Array, " R"]
     top_ids: Int[Array, "R K"]
     top_logprobs: Float[Array, "R K"]
 
 
 def token_logprobs(
     logits: Float[Array, "R V"],
-    token_ids: Int[Array, "R"],
+    token_ids: Int[Array, " R"],
     *,
     max_logprobs: int,
     want_top: Bool[Array, ""] | bool = True,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array, lax
-from jaxtyping import Bool, Float, Int, UInt32
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 
 class SamplingRows(NamedTuple):
@@ -34,36 +34,36 @@ class SamplingRows(NamedTuple):
             reports nothing.
     """
 
-    temperature: Float[Array, "S"]
-    top_k: Int[Array, "S"]
-    top_p: Float[Array, "S"]
-    min_p: Float[Array, "S"]
-    repetition_penalty: Float[Array, "S"]
-    presence_penalty: Float[Array, "S"]
-    frequency_penalty: Float[Array, "S"]
+    temperature: Float[Array, " S"]
+    top_k: Int[Array, " S"]
+    top_p: Float[Array, " S"]
+    min_p: Float[Array, " S"]
+    repetition_penalty: Float[Array, " S"]
+    presence_penalty: Float[Array, " S"]
+    frequency_penalty: Float[Array, " S"]
     seed: UInt32[Array, "S 2"]
-    position: Int[Array, "S"]
-    prompt_len: Int[Array, "S"]
-    kv_len: Int[Array, "S"]
-    slot: Int[Array, "S"]
-    num_bias: Int[Array, "S"]
-    num_logprobs: Int[Array, "S"]
+    position: Int[Array, " S"]
+    prompt_len: Int[Array, " S"]
+    kv_len: Int[Array, " S"]
+    slot: Int[Array, " S"]
+    num_bias: Int[Array, " S"]
+    num_logprobs: Int[Array, " S"]
 
     @property
-    def random(self) -> Bool[Array, "S"]:
+    def random(self) -> Bool[Array, " S"]:
         return self.temperature > 0
 
     @property
-    def penalised(self) -> Bool[Array, "S"]:
+    def penalised(self) -> Bool[Array, " S"]:
         additive = (self.presence_penalty != 0) | (self.frequency_penalty != 0)
         return additive | (self.repetition_penalty != 1)
 
-    def take(self, ids: Int[Array, "R"]) -> SamplingRows:
+    def take(self, ids: Int[Array, " R"]) -> SamplingRows:
         return SamplingRows(*(field[ids] for field in self))
 
 
 def map_rows(
-    flags: Bool[Array, "S"], compute: Callable[[Int[Array, "R"]], Array], values: Array
+    flags: Bool[Array, " S"], compute: Callable[[Int[Array, " R"]], Array], values: Array
 ) -> Array:
     """`values` [S, ...] with the flagged rows replaced by `compute(row numbers)` [R, ...].
 

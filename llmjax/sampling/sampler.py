@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array, lax
-from jaxtyping import Bool, Float, Int
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
 
 from . import blocks
 from .adjust import BiasTable, adjust
@@ -37,9 +37,9 @@ class SampledTokens(NamedTuple):
         token_ids: int32, always below V.
     """
 
-    token_ids: Int[Array, "S"]
-    logprob: Float[Array, "S"]
-    rank: Int[Array, "S"]
+    token_ids: Int[Array, " S"]
+    logprob: Float[Array, " S"]
+    rank: Int[Array, " S"]
     top_ids: Int[Array, "S K"]
     top_logprobs: Float[Array, "S K"]
 
@@ -89,7 +89,7 @@ def sample(
     return SampledTokens(token_ids, *scores)
 
 
-def _choose(logits: Float[Array, "S V"], rows: SamplingRows) -> Int[Array, "S"]:
+def _choose(logits: Float[Array, "S V"], rows: SamplingRows) -> Int[Array, " S"]:
     maxima = blocks.block_maxima(logits)
     greedy = blocks.argmax(logits, maxima)
     drawn = lax.cond(jnp.any(rows.random), lambda: _draw(logits, maxima, rows), lambda: greedy)
@@ -98,7 +98,7 @@ def _choose(logits: Float[Array, "S V"], rows: SamplingRows) -> Int[Array, "S"]:
 
 def _draw(
     logits: Float[Array, "S V"], maxima: Float[Array, "S B"], rows: SamplingRows
-) -> Int[Array, "S"]:
+) -> Int[Array, " S"]:
     """Draw from the candidates alone where top_k leaves only such, else from all of V."""
     best = maxima.max(-1)
     u = uniforms(rows.seed, rows.position, 4)
@@ -125,11 +125,11 @@ def _draw(
 
 def _draw_from_all(
     logits: Float[Array, "S V"],
-    best: Float[Array, "S"],
+    best: Float[Array, " S"],
     rows: SamplingRows,
     u: Float[Array, "S 4"],
-    settled: Bool[Array, "S"],
-) -> Int[Array, "S"]:
+    settled: Bool[Array, " S"],
+) -> Int[Array, " S"]:
     """Draw from all that min_p keeps; where top_p turns out to exclude the token, draw again.
 
     Most first draws stand, as what top_p keeps is most of the mass, and checking one token
@@ -146,7 +146,7 @@ def _draw_from_all(
         lambda: jnp.zeros_like(best),
     )
 
-    def draw_again(ids: Int[Array, "R"]) -> Int[Array, "R"]:
+    def draw_again(ids: Int[Array, " R"]) -> Int[Array, " R"]:
         some, row_best, row_logits = rows.take(ids), best[ids], logits[ids]
         limit = limit_by_search(row_logits, row_best, some)
         return draw(row_logits, row_best, some.temperature, limit, u[ids, 2:]).token_ids

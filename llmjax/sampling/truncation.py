@@ -15,8 +15,8 @@ The most likely token is always kept, and so are all tokens tied with the last o
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jax import Array, lax
-from jaxtyping import Bool, Float
+from jax import lax
+from jaxtyping import Array, Bool, Float
 
 from .blocks import finite, in_blocks
 from .rows import SamplingRows
@@ -27,40 +27,40 @@ resolve such a draw, and their weights stay clear of subnormal numbers."""
 
 
 def gaps(
-    logits: Float[Array, "R V"], best: Float[Array, "R"], temperature: Float[Array, "R"]
+    logits: Float[Array, "R V"], best: Float[Array, " R"], temperature: Float[Array, " R"]
 ) -> Float[Array, "R V"]:
     """(best - finite(logits)) / temperature, up to +inf; temperature 0 counts as 1."""
     scale = 1 / jnp.where(temperature > 0, temperature, 1)
     return (best[:, None] - finite(logits)) * scale[:, None]
 
 
-def weights(gap: Float[Array, "R n"], limit: Float[Array, "R"]) -> Float[Array, "R n"]:
+def weights(gap: Float[Array, "R n"], limit: Float[Array, " R"]) -> Float[Array, "R n"]:
     """exp(-gap) of the tokens kept, else 0."""
     return jnp.where(gap <= limit[:, None], jnp.exp(-gap), 0)
 
 
 def mass_before(
     logits: Float[Array, "R V"],
-    best: Float[Array, "R"],
-    temperature: Float[Array, "R"],
-    gap: Float[Array, "R"],
-) -> Float[Array, "R"]:
+    best: Float[Array, " R"],
+    temperature: Float[Array, " R"],
+    gap: Float[Array, " R"],
+) -> Float[Array, " R"]:
     """Weight of the tokens whose gap is smaller than `gap`."""
     gap_of = gaps(logits, best, temperature)
     return row_sum(jnp.where(gap_of < gap[:, None], jnp.exp(-gap_of), 0))
 
 
-def row_sum(values: Float[Array, "R V"]) -> Float[Array, "R"]:
+def row_sum(values: Float[Array, "R V"]) -> Float[Array, " R"]:
     return in_blocks(values, 0).sum(-1).sum(-1)
 
 
-def limit_by_min_p(rows: SamplingRows) -> Float[Array, "S"]:
+def limit_by_min_p(rows: SamplingRows) -> Float[Array, " S"]:
     return jnp.where(rows.min_p > 0, jnp.minimum(-jnp.log(rows.min_p), MAX_GAP), MAX_GAP)
 
 
 def limit_among(
     candidates: Float[Array, "S K"], rows: SamplingRows, V: int
-) -> tuple[Float[Array, "S"], Bool[Array, "S"]]:
+) -> tuple[Float[Array, " S"], Bool[Array, " S"]]:
     """The limit of rows that keep few tokens.
 
     Args:
@@ -82,8 +82,8 @@ def limit_among(
 
 
 def limit_by_search(
-    logits: Float[Array, "R V"], best: Float[Array, "R"], rows: SamplingRows
-) -> Float[Array, "R"]:
+    logits: Float[Array, "R V"], best: Float[Array, " R"], rows: SamplingRows
+) -> Float[Array, " R"]:
     """The greatest gap kept, at most MAX_GAP, of any row; costs some 30 passes over it."""
     gap = gaps(logits, best, rows.temperature)
     limit, zero = limit_by_min_p(rows), jnp.zeros_like(best)
@@ -97,10 +97,10 @@ def limit_by_search(
 def _bisect(
     gap: Float[Array, "R V"],
     weight: Float[Array, "R V"],
-    target: Float[Array, "R"],
-    lower: Float[Array, "R"],
-    upper: Float[Array, "R"],
-) -> Float[Array, "R"]:
+    target: Float[Array, " R"],
+    lower: Float[Array, " R"],
+    upper: Float[Array, " R"],
+) -> Float[Array, " R"]:
     """The greatest t in [lower, upper] below which lies less than `target` of the weight.
 
     Exact: it halves the range of float32 bit patterns, which order as the non-negative

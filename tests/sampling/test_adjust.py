@@ -79,7 +79,8 @@ def test_all_rows_at_once_gives_the_same(monkeypatch):
     rows = make_rows(4, repetition_penalty=[1, 2, 1, 3], prompt_len=5, kv_len=[9, 30, 40, 2])
     one_by_one = run(logits, rows, history, empty_table())
     monkeypatch.setattr("llmjax.sampling.adjust.map_rows", at_once)
-    np.testing.assert_array_equal(adjust(logits, rows, history, empty_table()), one_by_one)
+    together = jax.jit(lambda *args: adjust(*args))(logits, rows, history, empty_table())
+    np.testing.assert_array_equal(together, one_by_one)
 
 
 @pytest.mark.parametrize("num_bias", (0, 1, 3, 35, 40))

@@ -66,7 +66,7 @@ def test_kept_tokens_are_the_reference_ones(seed, V, grid, params):
         assert_kept(searched[i], logits[i], **row)
         if holds[i]:
             assert_kept(among[i], logits[i], **row)
-        if 0 < row["top_k"] <= min(K, V) and (V <= K or not grid and row["top_k"] < K):
+        if 0 < row["top_k"] <= min(K, V) and (V <= K or (not grid and row["top_k"] < K)):
             assert holds[i]
 
 
