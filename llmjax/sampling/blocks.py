@@ -1,10 +1,12 @@
-"""Maximum, argmax and top-k over a large vocabulary by way of the maxima of small blocks.
+"""Maximum, argmax, top-k and sums over a large vocabulary by way of small blocks.
 
 XLA's argmax and top_k walk the vocabulary one element at a time on a CPU; reducing blocks
 of a row is vectorised, and the few blocks that matter are then cheap to look into.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
@@ -63,3 +65,22 @@ def block_values(logits: Float[Array, "R V"], blocks: Int[Array, "R k"]) -> Floa
     rows = jnp.arange(logits.shape[0])[:, None, None]
     values = logits.at[rows, ids].get(mode="fill", fill_value=-jnp.inf)
     return jnp.where(ids < logits.shape[1], finite(values), -jnp.inf)
+
+
+def lane_sums(
+    logits: Float[Array, "R V"], term: Callable[[Float[Array, "R n"]], Float[Array, "R n"]]
+) -> Float[Array, "R n"]:
+    """Sums of term(finite(logits)) over n lanes; lane j holds tokens j, j + n, j + 2n, ...
+
+    BLOCK tokens to a lane, added one after the other, so that the sums of a row are the
+    same to the bit whatever R is: how XLA orders a reduction depends on the whole shape.
+    """
+    R, V = logits.shape
+    n = -(-V // BLOCK)
+    lanes = jnp.pad(logits, ((0, 0), (0, n * BLOCK - V))).reshape(R, BLOCK, n)
+
+    def add(i: Array, sums: Array) -> Array:
+        values = term(finite(lax.dynamic_index_in_dim(lanes, i, 1, keepdims=False)))
+        return sums + (jnp.where(i * n + jnp.arange(n) < V, values, 0) if V % BLOCK else values)
+
+    return lax.fori_loop(0, BLOCK, add, jnp.zeros((R, n), jnp.float32))

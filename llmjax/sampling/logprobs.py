@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from .blocks import LOWEST, block_maxima, finite, top_k
-from .truncation import row_sum
+from .blocks import LOWEST, block_maxima, finite, lane_sums, top_k
+from .truncation import total
 
 
 class Logprobs(NamedTuple):
@@ -45,7 +45,7 @@ def token_logprobs(
     R, V = logits.shape
     maxima = block_maxima(logits)
     best = maxima.max(-1, keepdims=True)
-    log_mass = jnp.log(row_sum(jnp.exp(finite(logits) - best)))[:, None]
+    log_mass = jnp.log(total(lane_sums(logits, lambda values: jnp.exp(values - best))))[:, None]
 
     def normalise(chosen: Float[Array, "R n"]) -> Float[Array, "R n"]:
         return jnp.maximum(chosen - best - log_mass, LOWEST)

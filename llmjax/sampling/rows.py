@@ -78,7 +78,7 @@ def map_rows(
 
 
 def one_by_one(flags: Array, compute: Callable[[Array], Array], values: Array) -> Array:
-    (order,) = jnp.nonzero(flags, size=flags.size)
+    order = jnp.argsort(~flags)
 
     def body(i: Array, values: Array) -> Array:
         rows = lax.dynamic_slice_in_dim(order, i, 1)

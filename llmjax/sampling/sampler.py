@@ -18,7 +18,7 @@ from .draw import draw, pick, uniforms
 from .logprobs import Logprobs, token_logprobs
 from .rows import SamplingRows, map_rows
 from .truncation import (
-    gaps,
+    Scale,
     limit_among,
     limit_by_min_p,
     limit_by_search,
@@ -100,32 +100,32 @@ def _draw(
     logits: Float[Array, "S V"], maxima: Float[Array, "S B"], rows: SamplingRows
 ) -> Int[Array, " S"]:
     """Draw from the candidates alone where top_k leaves only such, else from all of V."""
-    best = maxima.max(-1)
-    u = uniforms(rows.seed, rows.position, 4)
+    scale = Scale(maxima.max(-1), rows.temperature)
+    u = uniforms(rows.seed, rows.position)
 
     def from_candidates() -> tuple[Array, Array]:
         values, ids = blocks.top_k(logits, maxima, min(NUM_CANDIDATES, logits.shape[1]))
-        candidates = gaps(values, best, rows.temperature)
+        candidates = scale.gaps(values)
         limit, settled = limit_among(candidates, rows, logits.shape[1])
         index = pick(weights(candidates, limit), u[:, 0])
         return jnp.take_along_axis(ids, index[:, None], 1)[:, 0].astype(jnp.int32), settled
 
     def undecided() -> tuple[Array, Array]:
-        zeros = jnp.zeros(best.shape, jnp.int32)
+        zeros = jnp.zeros(rows.slot.shape, jnp.int32)
         return zeros, zeros > 0
 
     few = rows.random & (rows.top_k > 0) & (rows.top_k <= NUM_CANDIDATES)
     drawn, settled = lax.cond(jnp.any(few), from_candidates, undecided)
     return lax.cond(
         jnp.any(rows.random & ~settled),
-        lambda: jnp.where(settled, drawn, _draw_from_all(logits, best, rows, u, settled)),
+        lambda: jnp.where(settled, drawn, _draw_from_all(logits, scale, rows, u, settled)),
         lambda: drawn,
     )
 
 
 def _draw_from_all(
     logits: Float[Array, "S V"],
-    best: Float[Array, " S"],
+    scale: Scale,
     rows: SamplingRows,
     u: Float[Array, "S 4"],
     settled: Bool[Array, " S"],
@@ -139,17 +139,17 @@ def _draw_from_all(
     open_rows = rows.random & ~settled
     by_k = open_rows & (rows.top_k > 0) & (rows.top_k < logits.shape[1])
     by_p = open_rows & ~by_k & (rows.top_p < 1)
-    first = draw(logits, best, rows.temperature, limit_by_min_p(rows), u[:, :2])
+    first = draw(logits, scale, limit_by_min_p(rows), u[:, :2])
     before = lax.cond(
         jnp.any(by_p),
-        lambda: mass_before(logits, best, rows.temperature, first.gap),
-        lambda: jnp.zeros_like(best),
+        lambda: mass_before(logits, scale, first.gap),
+        lambda: jnp.zeros_like(first.mass),
     )
 
     def draw_again(ids: Int[Array, " R"]) -> Int[Array, " R"]:
-        some, row_best, row_logits = rows.take(ids), best[ids], logits[ids]
-        limit = limit_by_search(row_logits, row_best, some)
-        return draw(row_logits, row_best, some.temperature, limit, u[ids, 2:]).token_ids
+        of = Scale(scale.best[ids], scale.temperature[ids])
+        limit = limit_by_search(logits[ids], of, rows.take(ids))
+        return draw(logits[ids], of, limit, u[ids, 2:]).token_ids
 
     excluded = by_k | (by_p & (before >= rows.top_p * first.mass))
     return map_rows(excluded, draw_again, first.token_ids)

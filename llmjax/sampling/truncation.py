@@ -14,11 +14,13 @@ The most likely token is always kept, and so are all tokens tied with the last o
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from .blocks import finite, in_blocks
+from .blocks import finite, in_blocks, lane_sums
 from .rows import SamplingRows
 
 MAX_GAP = 80.0
@@ -26,12 +28,16 @@ MAX_GAP = 80.0
 resolve such a draw, and their weights stay clear of subnormal numbers."""
 
 
-def gaps(
-    logits: Float[Array, "R V"], best: Float[Array, " R"], temperature: Float[Array, " R"]
-) -> Float[Array, "R V"]:
-    """(best - finite(logits)) / temperature, up to +inf; temperature 0 counts as 1."""
-    scale = 1 / jnp.where(temperature > 0, temperature, 1)
-    return (best[:, None] - finite(logits)) * scale[:, None]
+class Scale(NamedTuple):
+    """What turns the finite(logits) of a row into gaps; temperature 0 counts as 1."""
+
+    best: Float[Array, " R"]
+    temperature: Float[Array, " R"]
+
+    def gaps(self, values: Float[Array, "R n"]) -> Float[Array, "R n"]:
+        """(best - values) / temperature, from 0 up to +inf."""
+        factor = 1 / jnp.where(self.temperature > 0, self.temperature, 1)
+        return (self.best[:, None] - values) * factor[:, None]
 
 
 def weights(gap: Float[Array, "R n"], limit: Float[Array, " R"]) -> Float[Array, "R n"]:
@@ -39,19 +45,21 @@ def weights(gap: Float[Array, "R n"], limit: Float[Array, " R"]) -> Float[Array,
     return jnp.where(gap <= limit[:, None], jnp.exp(-gap), 0)
 
 
+def total(sums: Float[Array, "R n"]) -> Float[Array, " R"]:
+    """The sum of each row, by a cumulative sum: its order does not depend on R."""
+    return jnp.cumsum(sums, -1)[:, -1]
+
+
 def mass_before(
-    logits: Float[Array, "R V"],
-    best: Float[Array, " R"],
-    temperature: Float[Array, " R"],
-    gap: Float[Array, " R"],
+    logits: Float[Array, "R V"], scale: Scale, gap: Float[Array, " R"]
 ) -> Float[Array, " R"]:
     """Weight of the tokens whose gap is smaller than `gap`."""
-    gap_of = gaps(logits, best, temperature)
-    return row_sum(jnp.where(gap_of < gap[:, None], jnp.exp(-gap_of), 0))
 
+    def term(values: Float[Array, "R n"]) -> Float[Array, "R n"]:
+        gaps = scale.gaps(values)
+        return jnp.where(gaps < gap[:, None], jnp.exp(-gaps), 0)
 
-def row_sum(values: Float[Array, "R V"]) -> Float[Array, " R"]:
-    return in_blocks(values, 0).sum(-1).sum(-1)
+    return total(lane_sums(logits, term))
 
 
 def limit_by_min_p(rows: SamplingRows) -> Float[Array, " S"]:
@@ -82,16 +90,22 @@ def limit_among(
 
 
 def limit_by_search(
-    logits: Float[Array, "R V"], best: Float[Array, " R"], rows: SamplingRows
+    logits: Float[Array, "R V"], scale: Scale, rows: SamplingRows
 ) -> Float[Array, " R"]:
     """The greatest gap kept, at most MAX_GAP, of any row; costs some 30 passes over it."""
-    gap = gaps(logits, best, rows.temperature)
-    limit, zero = limit_by_min_p(rows), jnp.zeros_like(best)
-    k = rows.top_k.astype(jnp.float32)
-    limit = _bisect(gap, jnp.ones_like(gap), k, jnp.where(rows.top_k > 0, zero, limit), limit)
-    weight = weights(gap, limit)
-    target = rows.top_p * row_sum(weight)
-    return _bisect(gap, weight, target, jnp.where(rows.top_p < 1, zero, limit), limit)
+    gap = scale.gaps(finite(logits))
+
+    def truncate(by_p: Array, limit: Array) -> Array:
+        weight = jnp.where(gap <= limit[:, None], jnp.where(by_p, jnp.exp(-gap), 1), 0)
+        target = jnp.where(by_p, rows.top_p * row_sum(weight), rows.top_k.astype(jnp.float32))
+        applies = jnp.where(by_p, rows.top_p < 1, rows.top_k > 0)
+        return _bisect(gap, weight, target, jnp.where(applies, 0, limit), limit)
+
+    return lax.fori_loop(0, 2, lambda i, limit: truncate(i == 1, limit), limit_by_min_p(rows))
+
+
+def row_sum(values: Float[Array, "R V"]) -> Float[Array, " R"]:
+    return in_blocks(values, 0).sum(-1).sum(-1)
 
 
 def _bisect(

@@ -3,6 +3,7 @@
 import numpy as np
 
 from llmjax.sampling import SamplingRows
+from llmjax.sampling.truncation import MAX_GAP
 
 LOWEST = float(np.finfo(np.float32).min)
 NEUTRAL = {
@@ -57,7 +58,8 @@ def probabilities(x):
 def kept(logits, temperature, top_k=0, top_p=1.0, min_p=0.0, slack=0.0):
     """Mask of the tokens that stay; positive slack lets those in that just miss top_p."""
     scaled = finite(logits) / temperature
-    mask = probabilities(scaled) >= min_p * probabilities(scaled).max() * (1 - slack)
+    mask = scaled >= scaled.max() - MAX_GAP
+    mask &= probabilities(scaled) >= min_p * probabilities(scaled).max() * (1 - slack)
     if 0 < top_k < len(logits):
         greater = (scaled[None, :] > scaled[:, None]).sum(1)
         mask &= greater < top_k

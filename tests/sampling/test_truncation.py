@@ -8,27 +8,25 @@ from reference import kept, make_rows
 
 from llmjax.sampling import blocks
 from llmjax.sampling.rows import at_once, one_by_one
-from llmjax.sampling.truncation import MAX_GAP, gaps, limit_among, limit_by_search
+from llmjax.sampling.truncation import MAX_GAP, Scale, limit_among, limit_by_search
 
 S, K = 4, 64
 
 
 @jax.jit
 def by_search(logits, rows):
-    best = blocks.block_maxima(logits).max(-1)
-    gap = gaps(logits, best, rows.temperature)
-    return gap <= limit_by_search(logits, best, rows)[:, None]
+    scale = Scale(blocks.block_maxima(logits).max(-1), rows.temperature)
+    gap = scale.gaps(blocks.finite(logits))
+    return gap <= limit_by_search(logits, scale, rows)[:, None]
 
 
 @jax.jit
 def by_candidates(logits, rows):
     maxima = blocks.block_maxima(logits)
-    best = maxima.max(-1)
-    k = min(K, logits.shape[1])
-    values, _ = blocks.top_k(logits, maxima, k)
-    candidates = gaps(values, best, rows.temperature)
-    limit, holds = limit_among(candidates, rows, logits.shape[1])
-    return gaps(logits, best, rows.temperature) <= limit[:, None], holds
+    scale = Scale(maxima.max(-1), rows.temperature)
+    values, _ = blocks.top_k(logits, maxima, min(K, logits.shape[1]))
+    limit, holds = limit_among(scale.gaps(values), rows, logits.shape[1])
+    return scale.gaps(blocks.finite(logits)) <= limit[:, None], holds
 
 
 def assert_kept(mask, logits, **params):
