@@ -164,9 +164,7 @@ class Runner:
     def _compile_prompt_logprobs(self, config: DecoderConfig, dtype: Any) -> Any:
         def score(weights, hidden, targets):
             model = nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, weights))
-            return prompt_logprobs(
-                model.logits(hidden), targets, max_logprobs=self._max_logprobs
-            )
+            return prompt_logprobs(model.logits(hidden), targets, max_logprobs=self._max_logprobs)
 
         hidden = jax.ShapeDtypeStruct((_PROMPT_ROWS, config.hidden_size), dtype)
         targets = jax.ShapeDtypeStruct((_PROMPT_ROWS,), jnp.int32)
@@ -174,9 +172,7 @@ class Runner:
 
 
 def _shapes(tree: Any) -> Any:
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree
-    )
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 
 def _row(sampled: Any, row: int, top: int) -> TokenLogprobs:
