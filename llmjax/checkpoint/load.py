@@ -91,7 +91,15 @@ def load_model(
         return parameter_sharding(path, shape, mesh)
 
     weights = load_weights(checkpoint, config, table, chosen, sharding_of, progress=progress)
-    return LoadedModel(config, *weights, chosen, *text)
+    return LoadedModel(
+        config=config,
+        graphdef=weights.graphdef,
+        state=weights.state,
+        dtype=chosen,
+        tokenizer=text.tokenizer,
+        eos_token_ids=text.eos_token_ids,
+        generation_defaults=text.generation_defaults,
+    )
 
 
 def own_dtype(checkpoint: Checkpoint, table: WeightTable) -> jnp.dtype | None:
