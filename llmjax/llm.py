@@ -41,7 +41,8 @@ class LLM:
     """
 
     def __init__(self, model: str, **options: Any):
-        self.engine = Engine(EngineConfig.of(model, **options))
+        # Offline all prompts are at hand at once: a full queue would only be in the way.
+        self.engine = Engine(EngineConfig.of(model, **{"max_queue_len": None, **options}))
         self._processor = OutputProcessor(self.tokenizer)
         self._ids = itertools.count()
         self._lock = threading.Lock()

@@ -16,9 +16,9 @@ from jaxtyping import Array, Float, Int
 from llmjax_kernels.layout import RaggedBatch, make_ragged_batch
 
 from ..request import MAX_LOGIT_BIAS, Sequence
-from ..sampling.sampler import SamplingRows
+from ..sampling import SamplingRows
 from .buckets import Bucket
-from .scheduler import Plan
+from .plan import Plan
 
 NEVER = 2**31 - 1
 _INTS = ("prompt_len", "seed_low", "seed_high", "top_k", "num_bias", "num_logprobs")
@@ -62,9 +62,11 @@ class SlotTable:
 
     def __init__(self, num_slots: int, max_pages: int):
         self.num_slots = num_slots
-        # The row past the last slot is padding: greedy, no tokens.
+        # The row past the last slot is padding: greedy, neutral penalties, no logprobs.
         self._rows = np.zeros((len(_FIELDS), num_slots + 1), np.int32)
         self._rows[_FIELDS.index("num_logprobs")] = -1
+        for name in ("top_p", "repetition_penalty"):
+            self._rows[_FIELDS.index(name)] = np.float32(1).view(np.int32)
         self._block_tables = np.zeros((num_slots + 1, max_pages), np.int32)
         self._num_blocks = np.zeros(num_slots + 1, np.int32)
 

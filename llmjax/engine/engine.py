@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 
 from ..cache.block_pool import BlockPool
 from ..checkpoint import LoadedModel, load_model, resolve_model
-from ..config import EngineConfig
+from ..config import CompileConfig, EngineConfig
 from ..errors import ConfigError, InvalidRequestError
 from ..parallel.mesh import make_mesh
 from ..request import Request, Sequence, SequenceDelta
@@ -22,6 +22,8 @@ from .runner import InFlight, Runner
 from .scheduler import Scheduler
 
 log = logging.getLogger(__name__)
+
+_CPU_TOKENS = (32, 128, 512)
 
 
 @dataclass(frozen=True)
@@ -56,13 +58,10 @@ class Engine:
         )
         self._default_seed = random.Random(config.model.seed)
         self.max_model_len, self.num_pages = self._size_memory()
-        self.buckets = Buckets(
-            config.scheduler, config.compile, config.cache.block_size, self.max_model_len
-        )
+        sizes = {"block_size": config.cache.block_size, "max_model_len": self.max_model_len}
+        self.buckets = Buckets(config.scheduler, _compile_config(config), **sizes)
         self._pool = BlockPool(self.num_pages)
-        self.scheduler = Scheduler(
-            config.scheduler, self.buckets, self._pool, config.cache.block_size, self.max_model_len
-        )
+        self.scheduler = Scheduler(config.scheduler, self.buckets, self._pool, **sizes)
         self.runner = Runner(
             config,
             self.model.config,
@@ -88,24 +87,22 @@ class Engine:
         seed = request.params.seed
         if seed is None:
             seed = self._default_seed.getrandbits(63)
-        self.scheduler.add(
-            [
-                Sequence(request, index, seed + index, list(request.prompt_token_ids))
-                for index in range(request.params.n)
-            ]
-        )
+        for index in range(request.params.n):
+            tokens = list(request.prompt_token_ids)
+            self.scheduler.add(Sequence(request, index, seed + index, tokens))
 
     def step(self) -> list[SequenceDelta]:
         """Dispatches the next step if there is one, and commits the one before it."""
         plan = self.scheduler.schedule()
         if plan is not None:
-            for seq in plan.admitted:
-                self.runner.admit(seq)
             self._in_flight.append(self.runner.dispatch(plan))
         if not self._in_flight or (plan is not None and len(self._in_flight) == 1):
             return []
         step = self._in_flight.popleft()
-        return self.scheduler.commit(step.plan, self.runner.collect(step))
+        result = self.runner.collect(step)
+        return self.scheduler.commit(
+            step.plan, result.token_ids, result.logprobs, result.prompt_logprobs
+        )
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceDelta]:
         """Ends a request, or one choice of it, at once; unknown ids are ignored."""
@@ -191,3 +188,15 @@ class Engine:
             length = pages * cache.block_size
             log.warning("max_model_len is lowered from %d to %d, what memory holds", own, length)
         return length, pages
+
+
+def _compile_config(config: EngineConfig) -> CompileConfig:
+    """Larger steps gain no speed on a CPU and make everyone wait: few, smaller programs."""
+    given, most = config.compile, config.scheduler.max_num_seqs
+    chunked = config.scheduler.enable_chunked_prefill
+    if given.token_buckets or not chunked or jax.default_backend() != "cpu":
+        return given
+    largest = max(_CPU_TOKENS[-1], most + config.scheduler.prefill_chunk_size)
+    largest = min(largest, config.scheduler.max_num_batched_tokens)
+    buckets = sorted({*(t for t in _CPU_TOKENS if t < largest), largest})
+    return replace(given, token_buckets=tuple(buckets))

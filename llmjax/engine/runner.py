@@ -14,11 +14,11 @@ from flax import nnx
 from ..config import EngineConfig
 from ..models import Decoder, DecoderConfig
 from ..request import Sequence, TokenLogprobs
-from ..sampling.sampler import BiasTable, prompt_logprobs
+from ..sampling import BiasTable, Logprobs, SampledTokens, token_logprobs
 from .batch import BiasRow, SlotTable, packed_size
 from .buckets import Bucket, Buckets
 from .compile import Programs
-from .scheduler import Plan
+from .plan import Plan
 from .step import DeviceState, StepOutput, make_state, make_step
 
 log = logging.getLogger(__name__)
@@ -81,15 +81,11 @@ class Runner:
         self._set_bias = self._compile_set_bias()
         self._prompt_logprobs = self._compile_prompt_logprobs(model_config, dtype)
 
-    def admit(self, seq: Sequence) -> None:
-        """Prepares the slot of a sequence that begins to run."""
-        bias = self._slots.admit(seq)
-        if bias is not None:
-            table = self._set_bias(self._state.bias, np.int32(seq.slot), bias)
-            self._state = DeviceState(self._state.pages, self._state.history, table)
-
     def dispatch(self, plan: Plan) -> InFlight:
         """Starts a step; returns before it has finished."""
+        for chunk in plan.chunks:
+            if chunk.start == 0:
+                self._admit(chunk.seq)
         program = self.programs[plan.bucket]
         self._state, output = program(self._weights, self._state, self._slots.pack(plan))
         return InFlight(plan, output)
@@ -99,12 +95,19 @@ class Runner:
         sampled = jax.device_get(step.output.sampled)
         result = StepResult(sampled.token_ids.tolist()[: len(step.plan.chunks)], [])
         for row, chunk in enumerate(step.plan.chunks):
-            wanted = chunk.seq.request.params.logprobs
-            result.logprobs.append(
-                None if wanted is None or not chunk.samples else _row(sampled, row, wanted)
-            )
+            wanted, scored = chunk.seq.request.params.logprobs, None
+            if wanted is not None and chunk.samples:
+                scored = _row(sampled, row, result.token_ids[row], wanted)
+            result.logprobs.append(scored)
         result.prompt_logprobs = self._collect_prompt_logprobs(step)
         return result
+
+    def _admit(self, seq: Sequence) -> None:
+        """Prepares the slot of a sequence that begins to run."""
+        bias = self._slots.admit(seq)
+        if bias is not None:
+            table = self._set_bias(self._state.bias, np.int32(seq.slot), bias)
+            self._state = DeviceState(self._state.pages, self._state.history, table)
 
     def _collect_prompt_logprobs(self, step: InFlight) -> list[list[TokenLogprobs]]:
         out: list[list[TokenLogprobs]] = []
@@ -135,7 +138,7 @@ class Runner:
             block = np.zeros((_PROMPT_ROWS, hidden.shape[1]), hidden.dtype)
             block[: len(part)] = hidden[begin : begin + len(part)]
             scored = jax.device_get(self._prompt_logprobs(self._weights, block, ids))
-            rows += [_row(scored, i, top) for i in range(len(part))]
+            rows += [_row(scored, i, token, top) for i, token in enumerate(part)]
         return rows
 
     def _compile_step(self, bucket: Bucket) -> Any:
@@ -164,7 +167,9 @@ class Runner:
     def _compile_prompt_logprobs(self, config: DecoderConfig, dtype: Any) -> Any:
         def score(weights, hidden, targets):
             model = nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, weights))
-            return prompt_logprobs(model.logits(hidden), targets, max_logprobs=self._max_logprobs)
+            return token_logprobs(
+                model.logits(hidden), targets, max_logprobs=self._max_logprobs
+            )
 
         hidden = jax.ShapeDtypeStruct((_PROMPT_ROWS, config.hidden_size), dtype)
         targets = jax.ShapeDtypeStruct((_PROMPT_ROWS,), jnp.int32)
@@ -172,14 +177,16 @@ class Runner:
 
 
 def _shapes(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree
+    )
 
 
-def _row(sampled: Any, row: int, top: int) -> TokenLogprobs:
+def _row(scored: Logprobs | SampledTokens, row: int, token_id: int, top: int) -> TokenLogprobs:
     return TokenLogprobs(
-        token_id=int(sampled.token_ids[row]),
-        logprob=float(sampled.logprob[row]),
-        rank=int(sampled.rank[row]),
-        top_ids=tuple(sampled.top_ids[row, :top].tolist()),
-        top_logprobs=tuple(sampled.top_logprobs[row, :top].tolist()),
+        token_id=token_id,
+        logprob=float(scored.logprob[row]),
+        rank=int(scored.rank[row]),
+        top_ids=tuple(np.asarray(scored.top_ids[row, :top]).tolist()),
+        top_logprobs=tuple(np.asarray(scored.top_logprobs[row, :top]).tolist()),
     )

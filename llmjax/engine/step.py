@@ -15,7 +15,7 @@ from llmjax_kernels.layout import PagedKV
 from ..models import Decoder, DecoderConfig
 from ..nn.attention import PagedContext
 from ..request import MAX_LOGIT_BIAS
-from ..sampling.sampler import BiasTable, SampledTokens, sample
+from ..sampling import BiasTable, SampledTokens, sample
 from .batch import unpack
 from .buckets import Bucket
 
