@@ -69,7 +69,8 @@ class OrbaxCheckpoint(Checkpoint):
         return ts.open(spec, read=True, context=self._context).result()
 
     def block_rows(self, name: str) -> int:
-        chunk = self._open(name).chunk_layout.read_chunk.shape[0]
+        shape = self._open(name).chunk_layout.read_chunk.shape or (1,)
+        chunk = shape[0] or 1
         return max(chunk, super().block_rows(name) // chunk * chunk)
 
     def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..errors import WeightMismatchError
 from ..models.config import DecoderConfig
+from ..models.rope_config import ROPE_TENSORS
 from ..models.weights import Source, Transform, WeightTable
 from .base import Checkpoint
 
@@ -23,7 +24,6 @@ log = logging.getLogger(__name__)
 
 _KNOWN_EXTRAS = re.compile(
     r"rotary_emb\.inv_freq$"
-    r"|^rope_(freqs|factors_long|factors_short)\.weight$"
     r"|(^|\.)(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|mtp|nextn)\."
     r"|^(v|a|mm)\."
 )
@@ -85,7 +85,8 @@ def _unexpected(
     checkpoint: Checkpoint, config: DecoderConfig, plan: Plan, embed_name: str
 ) -> list[str]:
     """Tensors without a use that are no known extras; logs those that are."""
-    unused = [name for name in checkpoint.tensors if name not in plan]
+    used = plan.keys() | set(ROPE_TENSORS)
+    unused = [name for name in checkpoint.tensors if name not in used]
     skipped = [name for name in unused if _KNOWN_EXTRAS.search(name)]
     if config.tie_embeddings:
         heads = [n for n in unused if re.search(r"(^|\.)lm_head\.weight$", n)]
@@ -114,8 +115,8 @@ def _equal(checkpoint: Checkpoint, one: str, other: str) -> bool:
     step = checkpoint.block_rows(one)
     for start in range(0, rows, step):
         stop = min(start + step, rows)
-        blocks = [checkpoint.read_rows(name, start, stop) for name in (one, other)]
-        if not np.array_equal(*blocks):
+        block = checkpoint.read_rows(one, start, stop)
+        if not np.array_equal(block, checkpoint.read_rows(other, start, stop)):
             return False
         for name in (one, other):
             checkpoint.release_rows(name, start, stop)
