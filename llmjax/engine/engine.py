@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections import deque
 from dataclasses import dataclass, replace
 
@@ -13,13 +14,14 @@ from ..cache.block_pool import BlockPool
 from ..checkpoint import LoadedModel, load_model, resolve_model
 from ..config import CompileConfig, EngineConfig
 from ..errors import ConfigError, InvalidRequestError
+from ..metrics import Metrics
 from ..parallel.mesh import make_mesh
 from ..request import Request, Sequence, SequenceDelta
 from .buckets import Buckets
 from .compile import enable_persistent_cache
 from .memory import count_pages, page_bytes
 from .runner import InFlight, Runner
-from .scheduler import Scheduler
+from .scheduler import Plan, Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class Engine:
             dtype=self.model.dtype,
         )
         self._in_flight: deque[InFlight] = deque()
+        self.metrics = Metrics(config.model.served_model_name or config.model.model)
         log.info("step programs:\n%s", self.buckets.table())
         self.runner.programs.start(background=config.compile.background)
 
@@ -96,6 +99,7 @@ class Engine:
         plan = self.scheduler.schedule()
         if plan is not None:
             self._in_flight.append(self.runner.dispatch(plan))
+            self._observe(plan)
         if not self._in_flight or (plan is not None and len(self._in_flight) == 1):
             return []
         step = self._in_flight.popleft()
@@ -125,9 +129,31 @@ class Engine:
             bucket_tokens=s.bucket_tokens,
         )
 
+    def describe(self) -> str:
+        """What was loaded and how much memory it takes, for people."""
+        model, page_size = self.model, self.config.cache.block_size
+        weights = sum(x.nbytes for x in jax.tree.leaves(model.state))
+        pages = self.num_pages * page_bytes(model.config, page_size, model.dtype)
+        return "\n".join(
+            [
+                f"model     {self.config.model.model} ({model.config.architecture})",
+                f"weights   {weights / 2**20:,.0f} MiB, {model.dtype.name}",
+                f"KV cache  {pages / 2**20:,.0f} MiB, {self.num_pages:,} pages of {page_size} tokens",
+                f"context   {self.max_model_len:,} tokens",
+                f"step programs\n{self.buckets.table()}",
+            ]
+        )
+
     def close(self) -> None:
         """Stops the compilation that goes on behind."""
         self.runner.programs.close()
+
+    def _observe(self, plan: Plan) -> None:
+        self.metrics.iteration_tokens.observe(plan.num_tokens)
+        now = time.monotonic()
+        for chunk in plan.chunks:
+            if chunk.start == 0 and not chunk.seq.num_preemptions:
+                self.metrics.queue_time.observe(now - chunk.seq.request.arrival_time)
 
     def _check(self, request: Request) -> None:
         ids, params, limit = request.prompt_token_ids, request.params, self.max_model_len
@@ -196,7 +222,6 @@ def _compile_config(config: EngineConfig) -> CompileConfig:
     chunked = config.scheduler.enable_chunked_prefill
     if given.token_buckets or not chunked or jax.default_backend() != "cpu":
         return given
-    largest = max(_CPU_TOKENS[-1], most + config.scheduler.prefill_chunk_size)
-    largest = min(largest, config.scheduler.max_num_batched_tokens)
+    largest = min(max(_CPU_TOKENS[-1], 2 * most), config.scheduler.max_num_batched_tokens)
     buckets = sorted({*(t for t in _CPU_TOKENS if t < largest), largest})
     return replace(given, token_buckets=tuple(buckets))
