@@ -2,9 +2,9 @@
 
 from .base import Checkpoint, TensorInfo
 from .catalogue import CATALOGUE
-from .convert import convert
+from .conversion import convert
+from .detect import open_checkpoint
 from .load import LoadedModel, load_model
-from .open import open_checkpoint
 from .resolve import cache_dir, pull, resolve_model
 
 __all__ = [

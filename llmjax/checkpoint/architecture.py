@@ -8,13 +8,15 @@ from ..errors import CheckpointFormatError, UnsupportedModelError
 from ..models import FAMILIES
 from ..models.config import DecoderConfig
 from ..models.rope_config import ROPE_TENSORS
-from ..models.weights import Source, WeightTable
+from ..models.weights import WeightTable
 from .base import Checkpoint
 from .orbax_folder import OrbaxCheckpoint
 
 
-def read_architecture(checkpoint: Checkpoint) -> tuple[DecoderConfig, WeightTable]:
+def read_architecture(checkpoint: Checkpoint) -> tuple[DecoderConfig, WeightTable | None]:
     """The decoder that a checkpoint is for, and which tensor fills which parameter.
+
+    The table is None where tensors bear the names of the parameters.
 
     Raises:
         UnsupportedModelError: the architecture, or something its configuration asks for,
@@ -22,7 +24,7 @@ def read_architecture(checkpoint: Checkpoint) -> tuple[DecoderConfig, WeightTabl
         CheckpointFormatError: the configuration lacks a key.
     """
     if isinstance(checkpoint, OrbaxCheckpoint):
-        return checkpoint.decoder_config, {name: Source(name) for name in checkpoint.tensors}
+        return checkpoint.decoder_config, None
     try:
         if checkpoint.kind == "gguf":
             return _read_gguf(checkpoint)

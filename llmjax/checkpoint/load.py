@@ -23,7 +23,7 @@ from ..tokenizer import Tokenizer
 from .architecture import read_architecture
 from .arrays import array_from_tensor, array_from_values
 from .base import FLOAT_TYPES, Checkpoint
-from .open import open_checkpoint
+from .detect import open_checkpoint
 from .plan import Use, plan_weights
 from .text import read_text_side
 
@@ -102,16 +102,17 @@ def load_model(
     )
 
 
-def own_dtype(checkpoint: Checkpoint, table: WeightTable) -> jnp.dtype | None:
+def own_dtype(checkpoint: Checkpoint, table: WeightTable | None) -> jnp.dtype | None:
     """The type that the weights are stored in, by the embedding's; None if quantised."""
-    info = checkpoint.tensors.get(table["embed.weight"].name)
+    name = table["embed.weight"].name if table else "embed.weight"
+    info = checkpoint.tensors.get(name)
     return FLOAT_TYPES.get(info.type_name) if info else None
 
 
 def load_weights(
     checkpoint: Checkpoint,
     config: DecoderConfig,
-    table: WeightTable,
+    table: WeightTable | None,
     dtype: jnp.dtype,
     sharding_of: ShardingOf,
     *,

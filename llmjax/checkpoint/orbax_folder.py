@@ -28,7 +28,7 @@ from .json_file import read_json
 
 MARKER, WEIGHTS, METADATA = "llmjax.json", "weights", "metadata.gguf"
 VERSION = 1
-_CHUNK_BYTES = 4 << 20
+_CHUNK_BYTES, _LEAST_CHUNK_BYTES = 4 << 20, 1 << 20
 _TYPE_NAMES = {dtype: name for name, dtype in FLOAT_TYPES.items()}
 
 
@@ -110,14 +110,26 @@ def write_orbax(folder: Path, config: DecoderConfig, arrays: Mapping[str, jax.Ar
         for key in parents:
             node = node.setdefault(key, {})
         node[leaf] = array
-    # Small chunks: a shard is then read without its neighbours.
-    save_args = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
+    save_args = jax.tree.map(_chunked, tree)
     with ocp.Checkpointer(_handler()) as checkpointer:
         checkpointer.save(
             (folder / WEIGHTS).absolute(), args=ocp.args.PyTreeSave(tree, save_args=save_args)
         )
     content = {"version": VERSION, "decoder": asdict(config)}
     (folder / MARKER).write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def _chunked(array: jax.Array) -> ocp.SaveArgs:
+    """Small chunks, so that a shard is read without its neighbours.
+
+    orbax divides evenly: rows without a divisor of use stay in one chunk.
+    """
+    rows = array.shape[0]
+    row_bytes = array.nbytes // max(1, rows)
+    most = max(1, _CHUNK_BYTES // max(1, row_bytes))
+    divisor = max(d for d in range(1, most + 1) if rows % d == 0)
+    size = divisor * row_bytes
+    return ocp.SaveArgs(chunk_byte_size=size if size >= _LEAST_CHUNK_BYTES else None)
 
 
 def _config_from_json(content: dict[str, Any]) -> DecoderConfig:

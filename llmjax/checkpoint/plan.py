@@ -44,7 +44,7 @@ Plan = dict[str, list[Use]]
 def plan_weights(
     checkpoint: Checkpoint,
     config: DecoderConfig,
-    table: WeightTable,
+    table: WeightTable | None,
     parameters: Mapping[str, jax.ShapeDtypeStruct],
 ) -> Plan:
     """Assigns tensors to parameters.
@@ -56,6 +56,8 @@ def plan_weights(
         WeightMismatchError: tensors are missing, unknown or of the wrong shape; names all.
         UnsupportedModelError: a needed tensor's type cannot be read.
     """
+    if table is None:
+        table = {path: Source(path) for path in parameters}
     sources = _expand(table, config.num_layers)
     if sources.keys() != parameters.keys():
         differing = sorted(sources.keys() ^ parameters.keys())

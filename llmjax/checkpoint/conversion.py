@@ -16,9 +16,9 @@ from ..config import DTYPES
 from ..errors import ConfigError
 from .architecture import read_architecture
 from .base import Checkpoint
+from .detect import open_checkpoint
 from .gguf_file import GGUFCheckpoint
 from .load import load_weights, own_dtype
-from .open import open_checkpoint
 from .orbax_folder import METADATA, write_orbax
 
 _TEXT_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "additional_chat_templates/*")
