@@ -89,7 +89,7 @@ def plot_logprobs(output: RequestOutput) -> Figure:
     """
     completion = output.outputs[0]
     if completion.logprobs is None:
-        raise ValueError("the output has no logprobs: ask for SamplingParams(logprobs=0) or more")
+        raise ValueError("the output has no logprobs: ask for SamplingParams(logprobs=0)")
     rows = [
         row[token] for token, row in zip(completion.token_ids, completion.logprobs, strict=True)
     ]

@@ -99,7 +99,7 @@ class SlotTable:
 
     def pack(self, plan: Plan) -> Int[np.ndarray, " packed"]:
         """The packed array of a plan, in the layout that `unpack` reads."""
-        T, S, P = plan.bucket
+        _, S, P = plan.bucket
         chunks = plan.chunks
         packed = np.zeros(packed_size(plan.bucket), np.int32)
         fields = _split(packed, plan.bucket)

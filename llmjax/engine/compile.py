@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
@@ -108,8 +108,8 @@ class CompileGuard:
     Use as a context manager in tests: leaving it raises if anything was compiled.
     """
 
-    _counts: dict[int, int] = {}
-    _listening = False
+    _counts: ClassVar[dict[int, int]] = {}
+    _listening: ClassVar[bool] = False
 
     def __init__(self) -> None:
         if not CompileGuard._listening:

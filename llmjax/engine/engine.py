@@ -178,7 +178,8 @@ class Engine:
             bad = next((i for i in values if not 0 <= i < vocab), None)
             if bad is not None:
                 raise InvalidRequestError(
-                    f"token id {bad} in {param} is not in the vocabulary, allowed: 0 to {vocab - 1}",
+                    f"token id {bad} in {param} is not in the vocabulary, allowed: 0 to "
+                    f"{vocab - 1}",
                     param=param,
                 )
         asked = params.max_tokens or 1
