@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 def enable_persistent_cache(directory: str | None) -> None:
     """Keeps compiled programs on disk between runs, where JAX was not told otherwise."""
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.values["jax_compilation_cache_dir"] is None:
         root = os.environ.get("LLMJAX_CACHE") or Path.home() / ".cache" / "llmjax"
         jax.config.update("jax_compilation_cache_dir", directory or str(Path(root) / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -132,7 +132,7 @@ class CompileGuard:
             raise UnexpectedCompileError(f"{compiled} program(s) were compiled on the hot path")
 
 
-def _count_compilation(event: str, duration: float, **kwargs: object) -> None:
+def _count_compilation(event: str, duration_secs: float, **kwargs: str | int) -> None:
     if event == "/jax/core/compile/backend_compile_duration":
         thread = threading.get_ident()
         CompileGuard._counts[thread] = CompileGuard._counts.get(thread, 0) + 1

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 
 from ..cache.block_pool import BlockPool
@@ -324,7 +324,7 @@ class Scheduler:
     def commit(
         self,
         plan: Plan,
-        token_ids: list[int | None],
+        token_ids: Collection[int | None],
         logprobs: list[TokenLogprobs | None] | None = None,
         prompt_logprobs: list[list[TokenLogprobs]] | None = None,
     ) -> list[SequenceDelta]:
