@@ -77,7 +77,7 @@ class LLM:
         Raises:
             InvalidRequestError: a prompt or its parameters cannot be served; nothing runs.
         """
-        batch = [prompts] if _is_one_prompt(prompts) else list(prompts)  # type: ignore[arg-type]
+        batch: Any = [prompts] if _is_one_prompt(prompts) else prompts
         return self._run([self._encode(p) for p in batch], params, use_tqdm)
 
     def chat(
