@@ -136,12 +136,12 @@ class TestSmolLM2:
         got = continue_greedily(llm, [row["ids"] for row in rows], 64)
         assert_greedy(got, rows)
 
-    def test_stops_at_each_declared_end(self, llm, expected):
+    def test_stops_at_the_end_of_a_turn(self, llm, expected):
         ends = {llm.tokenizer.backend.token_to_id(t) for t in ("<|im_end|>", "<|endoftext|>")}
-        rows = [row for row in expected["prompts"] if ends & set(row["output"])]
-        params = SamplingParams(temperature=0, max_tokens=64)
+        rows = [row for row in expected["prompts"] if ends & set(row["output"][:24])]
+        params = SamplingParams(temperature=0, max_tokens=24)
         outputs = llm.generate([row["ids"] for row in rows], params, use_tqdm=False)
-        assert len(rows) > 3
+        assert len(rows) >= 3
         for row, output in zip(rows, outputs, strict=True):
             end = next(i for i, token in enumerate(row["output"]) if token in ends)
             assert output.outputs[0].token_ids == row["output"][: end + 1]

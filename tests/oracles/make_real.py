@@ -218,7 +218,7 @@ def _write(path: Path, content: dict) -> None:
 
 
 def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(value, separators=(",", ":"))
 
 
 if __name__ == "__main__":
