@@ -102,7 +102,7 @@ def _snapshot(
             allow_patterns=patterns,
             ignore_patterns=_UNWANTED if patterns is _WANTED else None,
             local_dir=into,
-            tqdm_class=tqdm if progress else _SilentBar,
+            tqdm_class=None if progress else _SilentBar,
         )
     except GatedRepoError as error:
         raise DownloadError(
@@ -114,7 +114,7 @@ def _snapshot(
         ) from error
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
         raise DownloadError(_unreachable(repo, error)) from error
-    except OSError as error:
+    except Exception as error:  # the HTTP library below has errors of its own
         raise DownloadError(f"downloading {repo} from the hub failed: {error}") from error
     return Path(folder)
 
@@ -129,8 +129,8 @@ def _unreachable(repo: str, error: Exception) -> str:
 def _offer(repo: str) -> str:
     """Names the GGUF files of a repository, for a message."""
     try:
-        files = huggingface_hub.list_repo_files(repo)
-    except OSError:
+        files = huggingface_hub.HfApi().list_repo_files(repo)
+    except Exception:  # the message is good without it
         return ""
     names = [f for f in files if f.endswith(".gguf")]
     return f"; name one of its GGUF files as {repo}:FILE: {', '.join(names)}" if names else ""
