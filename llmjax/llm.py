@@ -77,7 +77,7 @@ class LLM:
         Raises:
             InvalidRequestError: a prompt or its parameters cannot be served; nothing runs.
         """
-        batch = [prompts] if _is_one_prompt(prompts) else list(prompts)  # type: ignore[arg-type]
+        batch: Any = [prompts] if _is_one_prompt(prompts) else prompts
         return self._run([self._encode(p) for p in batch], params, use_tqdm)
 
     def chat(
@@ -124,6 +124,7 @@ class LLM:
                         yield output
             finally:
                 self._forget([request.id])
+                self._settle()
 
     def forward(
         self,
@@ -176,6 +177,8 @@ class LLM:
             except BaseException:
                 self._forget(ids)
                 raise
+            finally:
+                self._settle()
 
     def _collect(self, ids: list[str], show: bool) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
@@ -198,6 +201,11 @@ class LLM:
         for request_id, index in stopped:
             self.engine.abort(request_id, index)
         return touched
+
+    def _settle(self) -> None:
+        """Takes in the step dispatched ahead of the end, so that all pages are free again."""
+        while self.engine.has_work:
+            self.engine.step()
 
     def _add(self, encoded: tuple[str | None, list[int]], params: SamplingParams) -> Request:
         prompt, ids = encoded

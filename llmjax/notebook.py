@@ -43,7 +43,9 @@ def plot_logit_lens(llm: LLM, text: str) -> Figure:
             shade = "white" if values[row, column, 0] < 0.6 else "black"
             axes.text(column, row, label, ha="center", va="center", fontsize=7, color=shade)
     axes.set_xticks(range(length), [_short(t) for t in tokens], rotation=45, ha="right")
-    axes.set(xlabel="input token", ylabel="after layer", title="Logit lens: the next token, by layer")
+    axes.set(
+        xlabel="input token", ylabel="after layer", title="Logit lens: the next token, by layer"
+    )
     axes.invert_yaxis()
     figure.colorbar(image, label="probability")
     return figure
@@ -87,8 +89,10 @@ def plot_logprobs(output: RequestOutput) -> Figure:
     """
     completion = output.outputs[0]
     if completion.logprobs is None:
-        raise ValueError("the output has no logprobs: ask for SamplingParams(logprobs=0) or more")
-    rows = [row[token] for token, row in zip(completion.token_ids, completion.logprobs, strict=True)]
+        raise ValueError("the output has no logprobs: ask for SamplingParams(logprobs=0)")
+    rows = [
+        row[token] for token, row in zip(completion.token_ids, completion.logprobs, strict=True)
+    ]
     figure, axes = _axes(0.35 * len(rows) + 1.5, 2.6)
     values = np.exp([row.logprob for row in rows])
     colours = ["tab:green" if row.rank == 1 else "tab:orange" for row in rows]
@@ -96,7 +100,9 @@ def plot_logprobs(output: RequestOutput) -> Figure:
     axes.set_xticks(
         range(len(rows)), [_short(row.decoded_token or "") for row in rows], rotation=60, ha="right"
     )
-    axes.set(ylim=(0, 1), ylabel="probability", title="How sure the model was (green: its first choice)")
+    axes.set(
+        ylim=(0, 1), ylabel="probability", title="How sure the model was (green: its first choice)"
+    )
     return figure
 
 

@@ -22,9 +22,9 @@ CHAT_TEMPLATE = (
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random two-layer Llama 3 with a byte-level tokenizer: ids 3 to 258 are the bytes."""
+    """A random two-layer Llama with a byte-level tokenizer: ids 3 to 258 are the bytes."""
     folder = tmp_path_factory.mktemp("tiny") / "tiny-llama"
-    shutil.copytree(HERE / "models" / "fixtures" / "llama3", folder)
+    shutil.copytree(HERE / "models" / "fixtures" / "smollm2", folder)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {"<pad>": 0, "<s>": 1, "</s>": 2} | {c: i + 3 for i, c in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))

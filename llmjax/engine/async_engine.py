@@ -141,15 +141,21 @@ class AsyncEngine:
         while self._streams and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         done = not self._streams
-        # It waits for the step at hand; the loop goes on telling clients meanwhile.
-        await asyncio.to_thread(self.close)
+        self.stop()
         return done
 
-    def close(self) -> None:
-        """Stops the engine; requests still running fail with EngineDeadError."""
+    def stop(self) -> None:
+        """Ends stepping after the step at hand, without waiting for it.
+
+        Requests still running fail with EngineDeadError.
+        """
         with self._wake:
             self._stopping = True
             self._wake.notify()
+
+    def close(self) -> None:
+        """Stops the engine and waits until it has stopped, compilation too."""
+        self.stop()
         if self._thread.is_alive():
             self._thread.join()
         self.engine.close()

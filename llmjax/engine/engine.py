@@ -6,13 +6,13 @@ import logging
 import random
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax
 
 from ..cache.block_pool import BlockPool
 from ..checkpoint import LoadedModel, load_model, resolve_model
-from ..config import CompileConfig, EngineConfig
+from ..config import EngineConfig
 from ..errors import ConfigError, InvalidRequestError
 from ..metrics import Metrics
 from ..parallel.mesh import make_mesh
@@ -25,7 +25,8 @@ from .scheduler import Plan, Scheduler
 
 log = logging.getLogger(__name__)
 
-_CPU_TOKENS = (32, 128, 512)
+_CPU_STEP_TOKENS = 512
+"""Larger steps gain no speed on a CPU and make everyone wait."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,17 @@ class Engine:
         self.model: LoadedModel = load_model(
             resolve_model(config.model.model), dtype=config.model.dtype, mesh=make_mesh()
         )
+        if config.model.chat_template is not None:
+            self.model.tokenizer.chat_template = _template_text(config.model.chat_template)
         self._default_seed = random.Random(config.model.seed)
         self.max_model_len, self.num_pages = self._size_memory()
         sizes = {"block_size": config.cache.block_size, "max_model_len": self.max_model_len}
-        self.buckets = Buckets(config.scheduler, _compile_config(config), **sizes)
+        self.buckets = Buckets(
+            config.scheduler,
+            config.compile,
+            step_tokens=_CPU_STEP_TOKENS if jax.default_backend() == "cpu" else None,
+            **sizes,
+        )
         self._pool = BlockPool(self.num_pages)
         self.scheduler = Scheduler(config.scheduler, self.buckets, self._pool, **sizes)
         self.runner = Runner(
@@ -133,14 +141,15 @@ class Engine:
         """What was loaded and how much memory it takes, for people."""
         model, page_size = self.model, self.config.cache.block_size
         weights = sum(x.nbytes for x in jax.tree.leaves(model.state))
-        pages = self.num_pages * page_bytes(model.config, page_size, model.dtype)
+        cache = self.num_pages * page_bytes(model.config, page_size, model.dtype)
+        pages = f"{self.num_pages:,} pages of {page_size} tokens"
         return "\n".join(
             [
                 f"model     {self.config.model.model} ({model.config.architecture})",
-                f"weights   {weights / 2**20:,.0f} MiB, {model.dtype.name}",
-                f"KV cache  {pages / 2**20:,.0f} MiB, {self.num_pages:,} pages of {page_size} tokens",
+                f"weights   {weights / 2**20:,.1f} MiB, {model.dtype.name}",
+                f"KV cache  {cache / 2**20:,.1f} MiB, {pages}",
                 f"context   {self.max_model_len:,} tokens",
-                f"step programs\n{self.buckets.table()}",
+                self.buckets.table(),
             ]
         )
 
@@ -169,7 +178,8 @@ class Engine:
             bad = next((i for i in values if not 0 <= i < vocab), None)
             if bad is not None:
                 raise InvalidRequestError(
-                    f"token id {bad} in {param} is not in the vocabulary, allowed: 0 to {vocab - 1}",
+                    f"token id {bad} in {param} is not in the vocabulary, allowed: 0 to "
+                    f"{vocab - 1}",
                     param=param,
                 )
         asked = params.max_tokens or 1
@@ -214,14 +224,3 @@ class Engine:
             length = pages * cache.block_size
             log.warning("max_model_len is lowered from %d to %d, what memory holds", own, length)
         return length, pages
-
-
-def _compile_config(config: EngineConfig) -> CompileConfig:
-    """Larger steps gain no speed on a CPU and make everyone wait: few, smaller programs."""
-    given, most = config.compile, config.scheduler.max_num_seqs
-    chunked = config.scheduler.enable_chunked_prefill
-    if given.token_buckets or not chunked or jax.default_backend() != "cpu":
-        return given
-    largest = min(max(_CPU_TOKENS[-1], 2 * most), config.scheduler.max_num_batched_tokens)
-    buckets = sorted({*(t for t in _CPU_TOKENS if t < largest), largest})
-    return replace(given, token_buckets=tuple(buckets))

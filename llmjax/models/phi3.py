@@ -18,8 +18,8 @@ GGUF_ARCHITECTURES = ("phi3",)
 
 def read_config(c: Mapping[str, Any]) -> DecoderConfig:
     scaling = c.get("rope_scaling") or {}
-    if scaling.get("type") == "yarn":  # what early configs call longrope
-        c = {**c, "rope_scaling": {**scaling, "type": "longrope"}}
+    if "yarn" in (scaling.get("type"), scaling.get("rope_type")):  # early name of longrope
+        c = {**c, "rope_scaling": {**scaling, "rope_type": "longrope"}}
     types = (SLIDING,) * required(c, "num_hidden_layers")
     return read_decoder(c, types=types, window=c.get("sliding_window"))
 

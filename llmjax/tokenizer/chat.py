@@ -147,7 +147,8 @@ def _mark_final(conversation: list[dict[str, Any]]) -> str:
     if isinstance(content, str):
         final["content"] = content + _CONTINUE_TAG
         return content
-    parts = [dict(part) if isinstance(part, Mapping) else part for part in content or ()]
+    listed = content if isinstance(content, list) else []
+    parts = [dict(part) if isinstance(part, Mapping) else part for part in listed]
     for part in reversed(parts):
         if isinstance(part, dict) and isinstance(text := part.get("text"), str):
             part["text"] = text + _CONTINUE_TAG

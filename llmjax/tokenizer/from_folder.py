@@ -12,7 +12,7 @@ import tokenizers
 from ..errors import CheckpointFormatError, ModelNotFoundError, UnsupportedModelError
 from .tokenizer import Tokenizer
 
-NAMED_TOKENS = tuple(f"{name}_token" for name in "bos eos unk sep pad cls mask".split())
+NAMED_TOKENS = tuple(f"{n}_token" for n in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
 def tokenizer_from_folder(path: str | Path) -> Tokenizer:
@@ -28,8 +28,10 @@ def tokenizer_from_folder(path: str | Path) -> Tokenizer:
     """
     folder = Path(path)
     backend = _backend(folder)
-    config = {**_named(folder / "special_tokens_map.json"), **_read(folder / "tokenizer_config.json")}
-    tokens = {name: _content(config[name]) for name in NAMED_TOKENS if config.get(name)}
+    declared = _read(folder / "tokenizer_config.json")
+    config = _named(folder / "special_tokens_map.json")
+    config |= {name: value for name, value in declared.items() if value is not None}
+    tokens = {name: _content(config[name]) for name in NAMED_TOKENS if name in config}
     extra = config.get("extra_special_tokens") or {}
     if isinstance(extra, dict):
         tokens |= {name: _content(value) for name, value in extra.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from enum import IntEnum
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import tokenizers
@@ -19,9 +20,9 @@ logger = logging.getLogger(__name__)
 _SPACE = "\u2581"
 
 _END_OF_GENERATION = frozenset(
-    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|calls|> <|flush|> <end_of_turn> "
-    "<|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> "
-    "<eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[ "
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|calls|> <|flush|> "  # noqa: SIM905
+    "<end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> "
+    "<end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[ "
     # Fill in the middle: padding, and the start of another file or repository.
     "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] "
     "<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> <|file_sep|>".split()
@@ -90,8 +91,17 @@ class _Vocabulary:
 
     def id(self, name: str, default: int | None = None) -> int | None:
         """A special token's id; writers put an id out of range for none."""
-        value = self.get(f"{name}_token_id")
-        return default if value is None or value >= len(self.tokens) else int(value)
+        for value in (self.get(f"{name}_token_id"), default):
+            if value is not None and 0 <= value < len(self.tokens):
+                return int(value)
+        return None
+
+    @cached_property
+    def cut(self) -> named.PreTokenizer:
+        name = self.get("pre")
+        if name is None:
+            logger.warning("the GGUF file names no pre-tokenizer; 'default' may be wrong")
+        return named.find(name or "default")
 
     def text(self, token_id: int | None) -> str | None:
         return None if token_id is None else self.tokens[token_id]
@@ -104,7 +114,7 @@ class _Vocabulary:
             if "|" in text or self.types[self.ids[text]] != TokenType.NORMAL
         }
         # In these vocabularies <|end|> ends a message, not a turn, and </s> is plain text.
-        if ends >= {"<|return|>", "<|call|>"} or ("<|flush|>" in ends and "<|call" in str(ends)):
+        if ends & {"<|call|>", "<|calls|>"} and ends & {"<|return|>", "<|flush|>"}:
             ends -= {"<|end|>"}
         if "<|tool_response>" in ends:
             ends -= {"</s>"}
@@ -156,20 +166,13 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def _byte_level(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
-    cut = _cut(vocabulary)
+    cut = vocabulary.cut
     merges = [_pair(merge) for merge in vocabulary.get("merges", ())]
     model = models.BPE(vocabulary.ids, merges, ignore_merges=cut.ignore_merges)
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = named.build(cut)
     backend.decoder = decoders.ByteLevel()
     return backend
-
-
-def _cut(vocabulary: _Vocabulary) -> named.PreTokenizer:
-    name = vocabulary.get("pre")
-    if name is None:
-        logger.warning("the GGUF file names no pre-tokenizer; taking 'default', which may be wrong")
-    return named.find(name or "default")
 
 
 def _pair(merge: str) -> tuple[str, str]:
@@ -227,7 +230,8 @@ def _wordpiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
             return token
         return token[1:] if token[0] == _SPACE else "##" + token
 
-    ids = {spelling(t, k): i for i, (t, k) in enumerate(zip(vocabulary.tokens, vocabulary.types))}
+    zipped = zip(vocabulary.tokens, vocabulary.types, strict=True)
+    ids = {spelling(t, k): i for i, (t, k) in enumerate(zipped)}
     unknown = vocabulary.text(vocabulary.unknown) or "[UNK]"
     backend = tokenizers.Tokenizer(models.WordPiece(ids, unk_token=unknown))
     lowercase = vocabulary.get("normalizer.lowercase", True)
@@ -253,7 +257,7 @@ def _affixes(vocabulary: _Vocabulary) -> tuple[list[int], list[int]]:
         return [vocabulary.require("bos", vocabulary.bos)], [
             vocabulary.require("seperator", separator)
         ]
-    add_bos = vocabulary.model == "llama" or _cut(vocabulary).add_bos
+    add_bos = vocabulary.model == "llama" or vocabulary.cut.add_bos
     prefix, suffix = [], []
     if vocabulary.get("add_bos_token", add_bos):
         prefix = [vocabulary.require("bos", vocabulary.bos)]

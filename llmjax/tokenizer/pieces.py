@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import tokenizers
 
@@ -21,7 +22,7 @@ Step = Callable[[str, bool], str | bytes]
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Character -> byte of byte-level vocabularies (GPT-2's: printable bytes stand for themselves)."""
+    """Character -> byte of byte-level vocabularies: printable bytes stand for themselves."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = (byte for byte in range(256) if byte not in printable)
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
@@ -162,5 +163,5 @@ class Pieces:
         return text if isinstance(text, bytes) else text.encode()
 
 
-def _state(part: object) -> dict:
-    return json.loads(part.__getstate__())  # type: ignore[attr-defined]
+def _state(part: Any) -> dict:
+    return json.loads(part.__getstate__())

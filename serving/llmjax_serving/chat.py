@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -61,7 +62,7 @@ class ChatFormatter(Formatter):
             for choice in output.outputs
         ]
 
-    def response(self, outputs: list[RequestOutput]) -> JsonObject:
+    def response(self, outputs: Sequence[RequestOutput]) -> JsonObject:
         body = super().response(outputs) | self._prompt_token_ids()
         entries = outputs[0].prompt_logprobs
         if self._request.params.prompt_logprobs is not None and entries is not None:

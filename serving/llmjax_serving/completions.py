@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from llmjax.request import CompletionOutput, RequestOutput
 
 from .body import read_json
 from .formatter import Formatter, JsonObject, new_id
-from .generation import Job, run
+from .generation import Job, Outputs, run
 from .logprobs import CompletionLogprobs, Entry, prompt_logprobs
 from .prompts import encode_prompt, fit
 from .schema.completion import DEFAULT_MAX_TOKENS, CompletionRequest, parse_completion
@@ -113,11 +113,9 @@ def joined(parts: list[JsonObject]) -> JsonObject | None:
     return {key: [item for part in parts for item in part[key]] for key in parts[0]}
 
 
-async def prompt_only(
-    outputs: AsyncIterator[tuple[int, RequestOutput]],
-) -> AsyncIterator[tuple[int, RequestOutput]]:
+async def prompt_only(outputs: Outputs) -> Outputs:
     """Empties the choices: the engine cannot generate nothing, but a client may want it."""
-    async with aclosing(outputs):  # type: ignore[type-var]
+    async with aclosing(outputs):
         async for prompt, output in outputs:
             choices = [
                 replace(

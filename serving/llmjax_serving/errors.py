@@ -100,8 +100,5 @@ def http_error(error: web.HTTPException) -> ApiError:
 async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
-    except ConnectionError:
-        # The client left while it was written to; nobody is there to be answered.
-        raise
     except Exception as error:
         return api_error(error).response()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -73,14 +73,18 @@ class Stopwatch:
             self.metrics.time_per_output_token.observe(mean)
 
 
+Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
+"""(number of the prompt, news of it)"""
+
+
 async def run_job(
     engine: AsyncEngine, job: Job, metrics: Metrics, arrival: float
-) -> AsyncIterator[RequestOutput]:
+) -> AsyncGenerator[RequestOutput, None]:
     """Yields the news of one prompt; closing it early aborts the request."""
     watch = Stopwatch(metrics, arrival, job.params.n)
     stream = engine.generate(job.request_id, job.token_ids, job.params, prompt=job.text)
     try:
-        async with aclosing(stream):  # type: ignore[type-var]
+        async with aclosing(stream):
             async for output in stream:
                 watch.observe(output)
                 if any(choice.finish_reason == "abort" for choice in output.outputs):
@@ -88,21 +92,19 @@ async def run_job(
                 yield output
     finally:
         watch.close()
-        if watch.finished < watch.choices:
-            engine.abort(job.request_id)
 
 
 async def run(
     engine: AsyncEngine, jobs: Sequence[Job], metrics: Metrics, arrival: float
-) -> AsyncIterator[tuple[int, RequestOutput]]:
-    """Yields (prompt index, news) of all jobs as they come.
+) -> Outputs:
+    """Yields (prompt number, news) of all jobs as they come.
 
     Nothing is pulled ahead of the consumer but one output of each job. Closing it early, or
     an error of one job, aborts them all.
     """
     streams = [run_job(engine, job, metrics, arrival) for job in jobs]
     if len(streams) == 1:
-        async with aclosing(streams[0]):  # type: ignore[type-var]
+        async with aclosing(streams[0]):
             async for output in streams[0]:
                 yield 0, output
         return
@@ -126,9 +128,7 @@ async def run(
             await stream.aclose()
 
 
-async def collect(
-    outputs: AsyncIterator[tuple[int, RequestOutput]], num_prompts: int
-) -> list[RequestOutput]:
+async def collect(outputs: Outputs, num_prompts: int) -> list[RequestOutput]:
     """Gathers the news of each prompt into one whole RequestOutput, choices by index."""
     whole: list[RequestOutput | None] = [None] * num_prompts
     async for index, news in outputs:

@@ -118,5 +118,7 @@ class CompletionLogprobs:
 
     def _top(self, entry: Entry) -> dict[str, float]:
         """By text, as the API has it; of tokens with the same text the likeliest stays."""
-        ranked = sorted(entry.items(), key=lambda pair: pair[1].logprob)
-        return {self._tokenizer.token_text(t): finite(v.logprob) for t, v in ranked}
+        top: dict[str, float] = {}
+        for token, value in sorted(entry.items(), key=lambda pair: -pair[1].logprob):
+            top.setdefault(self._tokenizer.token_text(token), finite(value.logprob))
+        return top

@@ -9,9 +9,10 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
+from aiohttp.abc import AbstractAccessLogger
 
 from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
@@ -27,6 +28,18 @@ logger = logging.getLogger(__name__)
 
 LAST_WORDS_SECONDS = 5.0
 """What handlers get, once the engine has stopped, to tell their clients so."""
+
+QUIET_PATHS = frozenset({"/health", "/metrics"})
+"""Asked for every few seconds by machines; logging that hides the rest."""
+
+
+class AccessLogger(AbstractAccessLogger):
+    """A line for each request."""
+
+    def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
+        if request.path not in QUIET_PATHS:
+            what = f"{request.method} {request.path_qs}"
+            self.logger.info("%s %s %d %.3f s", request.remote, what, response.status, time)
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -110,7 +123,10 @@ class Server:
         sock = bind(self.state.config)
         # A client that goes away cancels its handler, which aborts its request.
         runner = web.AppRunner(
-            make_app(self.state), handler_cancellation=True, shutdown_timeout=LAST_WORDS_SECONDS
+            make_app(self.state),
+            handler_cancellation=True,
+            shutdown_timeout=LAST_WORDS_SECONDS,
+            access_log_class=AccessLogger,
         )
         await runner.setup()
         try:
@@ -146,9 +162,7 @@ class Server:
     async def _loaded(self) -> AsyncEngine | None:
         """The engine, or None where a signal came first."""
         loading = in_daemon_thread(self._load)
-        stop = asyncio.ensure_future(self._stop.wait())
-        await asyncio.wait([loading, stop], return_when=asyncio.FIRST_COMPLETED)
-        stop.cancel()
+        await first_of(loading, self._stop)
         if not loading.done():
             loading.cancel()
             return None
@@ -156,16 +170,21 @@ class Server:
 
     async def _drain(self, engine: AsyncEngine) -> int:
         draining = asyncio.ensure_future(engine.drain(self.state.config.shutdown_timeout))
-        stop_now = asyncio.ensure_future(self._stop_now.wait())
-        await asyncio.wait([draining, stop_now], return_when=asyncio.FIRST_COMPLETED)
+        await first_of(draining, self._stop_now)
         cut_off = not draining.done()
         if cut_off:
             draining.cancel()
-            await asyncio.to_thread(engine.close)
-        stop_now.cancel()
+            engine.stop()
         if self.state.active:
             await asyncio.wait(self.state.active, timeout=LAST_WORDS_SECONDS)
         return 1 if cut_off else 0
+
+
+async def first_of(future: asyncio.Future[Any], event: asyncio.Event) -> None:
+    """Waits until `future` is done or `event` is set."""
+    waiting = asyncio.ensure_future(event.wait())
+    await asyncio.wait({future, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
 
 
 def url(sock: socket.socket, host: str) -> str:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterable
+import logging
+from collections.abc import Iterable
 from contextlib import aclosing
 from typing import Any
 
 from aiohttp import web
 
-from llmjax.request import RequestOutput
-
 from .errors import api_error
 from .formatter import Formatter
-from .generation import collect
+from .generation import Outputs, collect
+from .state import STATE
+
+logger = logging.getLogger(__name__)
 
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -29,22 +31,20 @@ def encode(events: Iterable[dict[str, Any]]) -> bytes:
 
 
 async def respond(
-    request: web.Request,
-    outputs: AsyncIterator[tuple[int, RequestOutput]],
-    formatter: Formatter,
-    *,
-    stream: bool,
-    num_prompts: int,
+    request: web.Request, outputs: Outputs, formatter: Formatter, *, stream: bool, num_prompts: int
 ) -> web.StreamResponse:
-    """Answers with `outputs`, (prompt number, news) each, as events or as one body."""
-    async with aclosing(outputs):  # type: ignore[type-var]
+    """Answers with `outputs`, as events or as one body."""
+    async with aclosing(outputs):
         if stream:
             return await respond_with_events(request, outputs, formatter)
-        return web.json_response(formatter.response(await collect(outputs, num_prompts)))
+        whole = await collect(outputs, num_prompts)
+        # In a thread: log-probabilities of a long prompt are megabytes of JSON.
+        body = await request.app[STATE].in_thread(lambda: json.dumps(formatter.response(whole)))
+    return web.json_response(text=body)
 
 
 async def respond_with_events(
-    request: web.Request, outputs: AsyncIterator[tuple[int, RequestOutput]], formatter: Formatter
+    request: web.Request, outputs: Outputs, formatter: Formatter
 ) -> web.StreamResponse:
     """Streams `outputs` to the client.
 
@@ -52,19 +52,21 @@ async def respond_with_events(
     status; a later error becomes an event. While the client does not read, `write` waits and
     nothing is pulled from `outputs`: the engine merges the news meanwhile.
     """
-    first = await anext(outputs)
+    prompt, output = await anext(outputs)
     response = web.StreamResponse(headers=HEADERS)
-    await response.prepare(request)
     try:
-        await response.write(encode([*formatter.begin(), *formatter.chunks(*first)]))
+        await response.prepare(request)
+        head = await request.app[STATE].in_thread(
+            lambda: encode([*formatter.begin(), *formatter.chunks(prompt, output)])
+        )
+        await response.write(head)
         async for prompt, output in outputs:
             events = formatter.chunks(prompt, output)
             if events:
                 await response.write(encode(events))
-        tail = encode(formatter.end()) + DONE
+        await response.write(encode(formatter.end()) + DONE)
     except ConnectionError:
-        raise
+        logger.debug("a client left in the middle of its stream")
     except Exception as error:
-        tail = encode([api_error(error).body()])
-    await response.write_eof(tail)
+        await response.write(encode([api_error(error).body()]))
     return response

@@ -59,6 +59,7 @@ class ServerState:
         return Limits(
             vocab_size=engine.vocab_size,
             max_logprobs=engine.config.max_logprobs,
+            max_prompts=engine.config.scheduler.max_queue_len,
             defaults=engine.generation_defaults,
         )
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmjax import LLM, SamplingParams
@@ -57,7 +57,9 @@ prompts = st.lists(st.integers(3, VOCAB - 1), min_size=1, max_size=60)
 loads = st.lists(st.tuples(prompts, st.integers(1, 30)), min_size=2, max_size=32)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(loads)
 def test_greedy_tokens_depend_on_nothing_but_the_prompt(roomy, cramped, load):
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in load]
@@ -123,7 +125,9 @@ def test_steady_load_compiles_nothing(cramped):
     rng = random.Random(1)
 
     def load(count):
-        batch = [[rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 60))] for _ in range(count)]
+        batch = [
+            [rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 60))] for _ in range(count)
+        ]
         params = [
             SamplingParams(
                 temperature=rng.choice([0, 1]),
@@ -192,7 +196,6 @@ def test_stop_token_eos_and_min_tokens(roomy):
 
 
 def test_stop_strings_split_over_tokens_are_never_shown(roomy):
-    # Bias the model into saying "a b," over and over, a byte a token.
     encode = roomy.tokenizer.encode
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     text = roomy.generate("hello", params)[0].outputs[0].text
@@ -210,8 +213,6 @@ def test_leaving_a_stream_early_frees_its_pages(roomy):
     stream = roomy.stream([5, 6, 7], SamplingParams(max_tokens=50, ignore_eos=True))
     next(stream)
     stream.close()
-    while roomy.engine.has_work:
-        roomy.engine.step()
     assert_idle(roomy)
 
 
@@ -239,8 +240,14 @@ def test_what_cannot_run_is_refused_and_others_go_on(roomy, prompt, params, mess
 
 def test_a_request_larger_than_the_pool_is_refused_with_the_numbers(tiny_model):
     llm = LLM(
-        str(tiny_model), num_gpu_blocks_override=8, token_buckets=(96,), seq_buckets=(1, 4),
-        max_model_len=96, block_size=4, max_num_seqs=4, background=False,
+        str(tiny_model),
+        num_gpu_blocks_override=8,
+        token_buckets=(96,),
+        seq_buckets=(1, 4),
+        max_model_len=96,
+        block_size=4,
+        max_num_seqs=4,
+        background=False,
     )
     with pytest.raises(InvalidRequestError, match="8"):
         llm.generate([5] * 40, SamplingParams(max_tokens=4))

@@ -73,7 +73,7 @@ class EngineDouble:
     says: the text of every choice, in the pieces in which it comes.
     fails: raised instead of the piece with the number `fails_at`.
     gate: where given, every piece but the first waits until it is set.
-    pulled, running, aborted: what the server did.
+    pulled, running, seen: what the server did.
     """
 
     says: list[str] = field(default_factory=lambda: ["Hel", "lo"])
@@ -83,11 +83,10 @@ class EngineDouble:
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
     dead: str | None = None
     ends: str = "stop"
-    closed: bool = False
+    stopped: bool = False
     pulled: int = 0
     running: dict[str, SamplingParams] = field(default_factory=dict)
     seen: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
-    aborted: list[str] = field(default_factory=list)
     max_model_len: int = MAX_MODEL_LEN
     vocab_size: int = VOCAB
     generation_defaults: dict[str, float] = field(default_factory=dict)
@@ -109,9 +108,6 @@ class EngineDouble:
             bucket_tokens=70,
         )
 
-    def abort(self, request_id: str) -> None:
-        self.aborted.append(request_id)
-
     def start(self) -> None:
         """It has no thread to start."""
 
@@ -120,11 +116,11 @@ class EngineDouble:
         while self.running and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
         done = not self.running
-        self.close()
+        self.stop()
         return done
 
-    def close(self) -> None:
-        self.closed = True
+    def stop(self) -> None:
+        self.stopped = True
 
     async def generate(
         self, request_id: str, ids: list[int], params: SamplingParams, *, prompt: str | None = None
@@ -137,7 +133,7 @@ class EngineDouble:
                 if self.fails is not None and number == self.fails_at:
                     raise self.fails
                 while self.gate is not None and number and not self.gate.is_set():
-                    if self.closed:
+                    if self.stopped:
                         raise EngineDeadError("it was shut down")
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(0)

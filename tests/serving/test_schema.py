@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,7 @@ from llmjax_serving.schema.completion import FIELDS as COMPLETION_FIELDS
 from llmjax_serving.schema.sampling import SAMPLING, Limits
 from llmjax_serving.schema.tokens import parse_detokenize, parse_tokenize
 
-LIMITS = Limits(vocab_size=100, max_logprobs=20, defaults={})
+LIMITS = Limits(vocab_size=100, max_logprobs=20, max_prompts=5, defaults={})
 USER = {"role": "user", "content": "hi"}
 
 
@@ -127,7 +128,7 @@ def test_every_sampling_field_arrives(parse):
 
 
 def test_the_models_own_defaults_apply_where_the_client_says_nothing():
-    limits = Limits(vocab_size=100, max_logprobs=20, defaults={"temperature": 0.6, "top_k": 20})
+    limits = replace(LIMITS, defaults={"temperature": 0.6, "top_k": 20})
     params = parse_completion({"prompt": "a", "top_k": 5}, limits).params
     assert (params.temperature, params.top_k) == (0.6, 5)
 
@@ -277,6 +278,12 @@ def test_completion_refuses_prompts(prompt):
     with pytest.raises(InvalidRequestError) as caught:
         completion(prompt=prompt)
     assert caught.value.param == "prompt"
+
+
+def test_more_prompts_than_could_ever_wait_are_refused():
+    assert len(completion(prompt=["a"] * 5).prompts) == 5
+    with pytest.raises(InvalidRequestError, match="6 prompts were sent, allowed: 5"):
+        completion(prompt=["a"] * 6)
 
 
 def test_completion_needs_a_prompt():

@@ -64,7 +64,7 @@ async def test_the_port_answers_before_the_model_is_there():
             assert response.status == 200
         send_signal()
         assert await task == 0
-        assert engine.closed
+        assert engine.stopped
 
 
 @run_async
@@ -151,4 +151,4 @@ async def test_a_second_signal_aborts():
         send_signal()
         assert "error" in events(await response.text())[-1]
         assert await task == 1
-        assert engine.closed
+        assert engine.stopped

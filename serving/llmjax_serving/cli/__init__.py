@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from llmjax import __version__
 from llmjax.errors import LlmjaxError
@@ -50,5 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # The reader of our output has left; point stdout away so that exit does not complain.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         return 1
+
+
+def entry() -> NoReturn:
+    """The `llmjax` program."""
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A model still loading, or a step program still compiling, must not hold up the end.
+    os._exit(status)

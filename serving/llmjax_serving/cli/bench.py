@@ -8,6 +8,7 @@ import logging
 from dataclasses import asdict
 from pathlib import Path
 
+from llmjax import __version__
 from llmjax.errors import ConfigError
 
 from .flags import add_engine_flags, engine_options, set_up_logging
@@ -50,20 +51,21 @@ def run_throughput(args: argparse.Namespace) -> int:
     # A program that compiles beside the measured run would disturb it.
     options = {"background": False, **engine_options(args)}
 
+    import jax
+
     from llmjax import LLM
     from llmjax.bench import throughput
 
     llm = LLM(**options)
-    try:
-        if args.dataset:
-            prompts = throughput.file_prompts(llm.tokenizer, args.dataset, args.num_prompts)
-        else:
-            prompts = throughput.random_prompts(llm.tokenizer, args.num_prompts, args.input_len)
-        result = throughput.measure(llm, prompts, args.output_len)
-    finally:
-        llm.close()
+    if args.dataset:
+        prompts = throughput.file_prompts(llm.tokenizer, args.dataset, args.num_prompts)
+    else:
+        prompts = throughput.random_prompts(llm.tokenizer, args.num_prompts, args.input_len)
+    result = throughput.measure(llm, prompts, args.output_len)
     print(result.table())
     if args.output_json:
-        report = {"options": {k: str(v) for k, v in options.items()}, **asdict(result)}
+        device = jax.devices()[0].device_kind
+        software = {"llmjax": __version__, "jax": jax.__version__, "device": device}
+        report = {**asdict(result), "options": options, **software}
         args.output_json.write_text(json.dumps(report, indent=2) + "\n")
     return 0

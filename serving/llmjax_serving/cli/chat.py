@@ -32,14 +32,11 @@ def run(args: argparse.Namespace) -> int:
     from llmjax import LLM
 
     llm = LLM(**options)
-    try:
-        if sys.stdin.isatty():
-            import readline  # noqa: F401 - gives input() line editing and history
+    if sys.stdin.isatty():
+        import readline  # noqa: F401 - gives input() line editing and history
 
-            print(HELP)
-        converse(llm, params, args.system)
-    finally:
-        llm.close()
+        print(HELP)
+    converse(llm, params, args.system)
     return 0
 
 

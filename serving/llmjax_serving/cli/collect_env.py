@@ -57,7 +57,7 @@ def cpu() -> Iterator[tuple[str, str]]:
 
     info = Path("/proc/cpuinfo")
     text = info.read_text() if info.exists() else ""
-    fields = {}
+    fields: dict[str, str] = {}
     for line in text.splitlines():
         key, _, value = line.partition(":")
         fields.setdefault(key.strip(), value.strip())

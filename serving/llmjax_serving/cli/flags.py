@@ -114,3 +114,4 @@ def attribute_docs(cls: type) -> dict[str, str]:
 def set_up_logging(level: int) -> None:
     """Log lines go to stderr; stdout is for what a command was asked to say."""
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("jax").setLevel(max(level, logging.WARNING))

@@ -52,15 +52,12 @@ def run(args: argparse.Namespace) -> int:
     from llmjax import LLM
 
     llm = LLM(**options)
-    try:
-        if len(prompts) == 1 and params.n == 1:
-            for output in llm.stream(prompts[0], params):
-                print("".join(choice.text for choice in output.outputs), end="", flush=True)
-            print()
-            return 0
-        for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
-            for choice in output.outputs:
-                print(f"--- {prompt!r} [{choice.index}, {choice.finish_reason}]\n{choice.text}")
+    if len(prompts) == 1 and params.n == 1:
+        for output in llm.stream(prompts[0], params):
+            print("".join(choice.text for choice in output.outputs), end="", flush=True)
+        print()
         return 0
-    finally:
-        llm.close()
+    for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
+        for choice in output.outputs:
+            print(f"--- {prompt!r} [{choice.index}, {choice.finish_reason}]\n{choice.text}")
+    return 0

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import shlex
-import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -44,11 +43,7 @@ def run(args: argparse.Namespace) -> int:
     def on_ready(engine: AsyncEngine, url: str) -> None:
         print(banner(engine, url, server_config), flush=True)
 
-    status = asyncio.run(serve(engine_config, server_config, on_ready))
-    # A model still loading, or a program still compiling, must not hold up the exit.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    return asyncio.run(serve(engine_config, server_config, on_ready))
 
 
 def banner(engine: AsyncEngine, url: str, config: ServerConfig) -> str:

@@ -82,6 +82,10 @@ def parse_completion(body: Any, limits: Limits) -> CompletionRequest:
     """
     values = read(mapping(body, "the body"), FIELDS, COMPLETION_NO_OPS)
     options = check_stream(values)
+    most, count = limits.max_prompts, len(values["prompt"])
+    if most is not None and count > most:
+        message = f"{count} prompts were sent, allowed: {most} (the server's --max-queue-len)"
+        raise InvalidRequestError(message, param="prompt")
     prompts = [
         prompt if isinstance(prompt, str) else token_ids(prompt, limits, "prompt")
         for prompt in values["prompt"]

@@ -32,11 +32,13 @@ class Limits:
 
     Attributes:
         vocab_size: token ids are below it.
+        max_prompts: of one request; None is no limit.
         defaults: sampling values of the model's authors, where a client says nothing.
     """
 
     vocab_size: int
     max_logprobs: int
+    max_prompts: int | None
     defaults: Mapping[str, float]
 
 

@@ -1,0 +1,138 @@
+"""Which tokens min_p, top_k and top_p keep: those within a limit of the most likely one.
+
+A token's gap is (greatest logit - its logit) / temperature: 0 for the most likely token,
+and exp(-gap) is its probability relative to that one's. All three truncations keep the
+tokens whose gap is at most some limit, so a row's kept set is one number. In vLLM's order
+min_p, top_k, top_p, where each works on what the one before kept:
+
+- min_p keeps exp(-gap) >= min_p,
+- top_k keeps a token if fewer than k tokens have a smaller gap,
+- top_p keeps a token if those of smaller gap hold less than top_p of the mass.
+
+The most likely token is always kept, and so are all tokens tied with the last one kept.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from .blocks import finite, in_blocks, lane_sums
+from .rows import SamplingRows
+
+MAX_GAP = 80.0
+"""Tokens e^-80 times as likely as the most likely one are never drawn: float32 cannot
+resolve such a draw, and their weights stay clear of subnormal numbers."""
+
+
+class Scale(NamedTuple):
+    """What turns the finite(logits) of a row into gaps; temperature 0 counts as 1."""
+
+    best: Float[Array, " R"]
+    temperature: Float[Array, " R"]
+
+    def gaps(self, values: Float[Array, "R n"]) -> Float[Array, "R n"]:
+        """(best - values) / temperature, from 0 up to +inf."""
+        factor = 1 / jnp.where(self.temperature > 0, self.temperature, 1)
+        return (self.best[:, None] - values) * factor[:, None]
+
+
+def weights(gap: Float[Array, "R n"], limit: Float[Array, " R"]) -> Float[Array, "R n"]:
+    """exp(-gap) of the tokens kept, else 0."""
+    return jnp.where(gap <= limit[:, None], jnp.exp(-gap), 0)
+
+
+def total(sums: Float[Array, "R n"]) -> Float[Array, " R"]:
+    """The sum of each row, by a cumulative sum: its order does not depend on R."""
+    return jnp.cumsum(sums, -1)[:, -1]
+
+
+def mass_before(
+    logits: Float[Array, "R V"], scale: Scale, gap: Float[Array, " R"]
+) -> Float[Array, " R"]:
+    """Weight of the tokens whose gap is smaller than `gap`."""
+
+    def term(values: Float[Array, "R n"]) -> Float[Array, "R n"]:
+        gaps = scale.gaps(values)
+        return jnp.where(gaps < gap[:, None], jnp.exp(-gaps), 0)
+
+    return total(lane_sums(logits, term))
+
+
+def limit_by_min_p(rows: SamplingRows) -> Float[Array, " S"]:
+    return jnp.where(rows.min_p > 0, jnp.minimum(-jnp.log(rows.min_p), MAX_GAP), MAX_GAP)
+
+
+def limit_among(
+    candidates: Float[Array, "S K"], rows: SamplingRows, V: int
+) -> tuple[Float[Array, " S"], Bool[Array, " S"]]:
+    """The limit of rows that keep few tokens.
+
+    Args:
+        candidates: the K smallest gaps of each row, ascending.
+
+    Returns:
+        The greatest gap kept, and whether it holds: whether top_k is within K and keeps no
+        token outside the candidates that is tied with the last of them.
+    """
+    K = candidates.shape[1]
+    kth = jnp.take_along_axis(candidates, jnp.clip(rows.top_k - 1, 0, K - 1)[:, None], 1)[:, 0]
+    limit = jnp.minimum(limit_by_min_p(rows), kth)
+    holds = (rows.top_k > 0) & (rows.top_k <= K) & ((limit < candidates[:, -1]) | (V <= K))
+    weight = weights(candidates, limit)
+    mass_before = jnp.pad(jnp.cumsum(weight, -1)[:, :-1], ((0, 0), (1, 0)))
+    kept = mass_before < (rows.top_p * weight.sum(-1))[:, None]
+    by_p = jnp.where(kept, candidates, 0).max(-1)
+    return jnp.where(rows.top_p < 1, jnp.minimum(limit, by_p), limit), holds
+
+
+def limit_by_search(
+    logits: Float[Array, "R V"], scale: Scale, rows: SamplingRows
+) -> Float[Array, " R"]:
+    """The greatest gap kept, at most MAX_GAP, of any row; costs some 30 passes over it."""
+    gap = scale.gaps(finite(logits))
+
+    def truncate(by_p: Array, limit: Array) -> Array:
+        weight = jnp.where(gap <= limit[:, None], jnp.where(by_p, jnp.exp(-gap), 1), 0)
+        target = jnp.where(by_p, rows.top_p * row_sum(weight), rows.top_k.astype(jnp.float32))
+        applies = jnp.where(by_p, rows.top_p < 1, rows.top_k > 0)
+        return _bisect(gap, weight, target, jnp.where(applies, 0, limit), limit)
+
+    return lax.fori_loop(0, 2, lambda i, limit: truncate(i == 1, limit), limit_by_min_p(rows))
+
+
+def row_sum(values: Float[Array, "R V"]) -> Float[Array, " R"]:
+    return in_blocks(values, 0).sum(-1).sum(-1)
+
+
+def _bisect(
+    gap: Float[Array, "R V"],
+    weight: Float[Array, "R V"],
+    target: Float[Array, " R"],
+    lower: Float[Array, " R"],
+    upper: Float[Array, " R"],
+) -> Float[Array, " R"]:
+    """The greatest t in [lower, upper] below which lies less than `target` of the weight.
+
+    Exact: it halves the range of float32 bit patterns, which order as the non-negative
+    numbers they stand for. `lower` itself is taken to qualify.
+    """
+
+    def bits(x: Array) -> Array:
+        return lax.bitcast_convert_type(x, jnp.int32)
+
+    def halve(span: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = span
+        middle = low + (high - low) // 2
+        t = lax.bitcast_convert_type(middle, jnp.float32)
+        ok = row_sum(jnp.where(gap < t[:, None], weight, 0)) < target
+        return jnp.where(ok, middle, low), jnp.where(ok, high, middle)
+
+    def wide(span: tuple[Array, Array]) -> Array:
+        return jnp.any(span[1] - span[0] > 1)
+
+    low, _ = lax.while_loop(wide, halve, (bits(lower), bits(upper) + 1))
+    return lax.bitcast_convert_type(low, jnp.float32)
