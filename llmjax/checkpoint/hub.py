@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import re
+import shutil
 from pathlib import Path
 
 import huggingface_hub
@@ -63,10 +64,8 @@ def fetch_from_hub(hub_id: str, *, progress: bool = True) -> Path:
     return folder / file
 
 
-def fetch_entry_from_hub(
-    entry: CatalogueEntry, folder: Path, scratch: Path, *, progress: bool
-) -> None:
-    """Puts a catalogue model's file into `folder`.
+def fetch_entry_from_hub(entry: CatalogueEntry, folder: Path, *, progress: bool) -> None:
+    """Puts a catalogue model's file into `folder`; continues what an earlier call began.
 
     Raises:
         DownloadError: it cannot be had, or its checksum is wrong.
@@ -75,16 +74,20 @@ def fetch_entry_from_hub(
         raise DownloadError(f"{entry.name} is not on the hub")
     repo, file, revision = entry.hub.repo, entry.hub.file, entry.hub.revision
     log.info("fetching %s from the hub's %s", entry.name, repo)
+    partial = folder / "hub"
     try:
-        got = _snapshot(repo, [file], progress=progress, revision=revision, into=scratch) / file
+        got = _snapshot(repo, [file], progress=progress, revision=revision, into=partial) / file
     except ModelNotFoundError as error:
         raise DownloadError(str(error)) from error
     if not got.exists():
         raise DownloadError(f"{repo} has no file {file!r} on the hub")
     with got.open("rb") as source:
         found = hashlib.file_digest(source, "sha256").hexdigest()
-    check_sha256(found, entry.sha256, entry.name)
-    os.replace(got, folder / entry.file)
+    try:
+        check_sha256(found, entry.sha256, entry.name)
+        os.replace(got, folder / entry.file)
+    finally:
+        shutil.rmtree(partial)
 
 
 def _snapshot(

