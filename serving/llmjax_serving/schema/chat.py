@@ -146,8 +146,9 @@ CHAT_NO_OPS: dict[str, Parse] = {
 }
 
 RESERVED_TEMPLATE_NAMES = frozenset(
-    ("messages", "tools", "add_generation_prompt", "continue_final_message")
+    ("self", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 )
+"""Arguments of `Tokenizer.encode_chat`, which a client sets by fields of their own or not at all."""
 
 
 @dataclass(frozen=True)
