@@ -148,7 +148,7 @@ CHAT_NO_OPS: dict[str, Parse] = {
 RESERVED_TEMPLATE_NAMES = frozenset(
     ("self", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 )
-"""Arguments of `Tokenizer.encode_chat`, which a client sets by fields of their own or not at all."""
+"""Arguments of `Tokenizer.encode_chat` that are no variables of the template."""
 
 
 @dataclass(frozen=True)
