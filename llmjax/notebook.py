@@ -113,5 +113,5 @@ def _axes(width: float, height: float) -> tuple[Figure, Any]:
 
 
 def _short(text: str) -> str:
-    text = text.replace("\n", "\\n").replace("$", r"\$")
+    text = text.replace("\n", "\\n").replace("$", r"\$").strip(" ") or "␣"
     return text if len(text) <= 10 else text[:9] + "…"

@@ -51,7 +51,7 @@ def convert(
     config, table = read_architecture(checkpoint)
     own = own_dtype(checkpoint, table) or jnp.dtype(jnp.float32)
     chosen = own if dtype == "auto" else jnp.dtype(dtype)
-    host = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+    host = SingleDeviceSharding(_host_device())
     _, state = load_weights(
         checkpoint, config, table, chosen, lambda path, shape: host, progress=progress
     )
@@ -64,6 +64,13 @@ def convert(
         _copy_text_side(checkpoint, folder)
         os.rename(folder, dst)
     return dst
+
+
+def _host_device() -> jax.Device:
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS may leave the host out
+        return jax.local_devices()[0]
 
 
 def _copy_text_side(checkpoint: Checkpoint, folder: Path) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import re
+import shutil
 from pathlib import Path
 
 import huggingface_hub
@@ -63,10 +64,8 @@ def fetch_from_hub(hub_id: str, *, progress: bool = True) -> Path:
     return folder / file
 
 
-def fetch_entry_from_hub(
-    entry: CatalogueEntry, folder: Path, scratch: Path, *, progress: bool
-) -> None:
-    """Puts a catalogue model's file into `folder`.
+def fetch_entry_from_hub(entry: CatalogueEntry, folder: Path, *, progress: bool) -> None:
+    """Puts a catalogue model's file into `folder`; continues what an earlier call began.
 
     Raises:
         DownloadError: it cannot be had, or its checksum is wrong.
@@ -75,16 +74,20 @@ def fetch_entry_from_hub(
         raise DownloadError(f"{entry.name} is not on the hub")
     repo, file, revision = entry.hub.repo, entry.hub.file, entry.hub.revision
     log.info("fetching %s from the hub's %s", entry.name, repo)
+    partial = folder / "hub"
     try:
-        got = _snapshot(repo, [file], progress=progress, revision=revision, into=scratch) / file
+        got = _snapshot(repo, [file], progress=progress, revision=revision, into=partial) / file
     except ModelNotFoundError as error:
         raise DownloadError(str(error)) from error
     if not got.exists():
         raise DownloadError(f"{repo} has no file {file!r} on the hub")
     with got.open("rb") as source:
         found = hashlib.file_digest(source, "sha256").hexdigest()
-    check_sha256(found, entry.sha256, entry.name)
-    os.replace(got, folder / entry.file)
+    try:
+        check_sha256(found, entry.sha256, entry.name)
+        os.replace(got, folder / entry.file)
+    finally:
+        shutil.rmtree(partial)
 
 
 def _snapshot(
@@ -102,7 +105,7 @@ def _snapshot(
             allow_patterns=patterns,
             ignore_patterns=_UNWANTED if patterns is _WANTED else None,
             local_dir=into,
-            tqdm_class=tqdm if progress else _SilentBar,
+            tqdm_class=None if progress else _SilentBar,
         )
     except GatedRepoError as error:
         raise DownloadError(
@@ -114,7 +117,7 @@ def _snapshot(
         ) from error
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
         raise DownloadError(_unreachable(repo, error)) from error
-    except OSError as error:
+    except Exception as error:  # the HTTP library below has errors of its own
         raise DownloadError(f"downloading {repo} from the hub failed: {error}") from error
     return Path(folder)
 
@@ -129,8 +132,8 @@ def _unreachable(repo: str, error: Exception) -> str:
 def _offer(repo: str) -> str:
     """Names the GGUF files of a repository, for a message."""
     try:
-        files = huggingface_hub.list_repo_files(repo)
-    except OSError:
+        files = huggingface_hub.HfApi().list_repo_files(repo)
+    except Exception:  # the message is good without it
         return ""
     names = [f for f in files if f.endswith(".gguf")]
     return f"; name one of its GGUF files as {repo}:FILE: {', '.join(names)}" if names else ""

@@ -23,7 +23,7 @@ from .base import Checkpoint
 log = logging.getLogger(__name__)
 
 _KNOWN_EXTRAS = re.compile(
-    r"rotary_emb\.inv_freq$"
+    r"rotary_emb\.inv_freq$|\.attn_rot_embd\b"
     r"|(^|\.)(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|mtp|nextn)\."
     r"|^(v|a|mm)\."
 )
@@ -66,11 +66,11 @@ def plan_weights(
     for path, source in sources.items():
         plan[source.name].append(Use(path, source.transform))
     missing = [name for name in plan if name not in checkpoint.tensors]
+    checkpoint.require_readable(plan.keys() - set(missing))
     extra = _unexpected(checkpoint, config, plan, sources["embed.weight"].name)
     misshapen = _misshapen(checkpoint, config, plan, parameters)
     if missing or extra or misshapen:
         raise WeightMismatchError(missing, extra, misshapen)
-    checkpoint.require_readable(plan)
     return plan
 
 

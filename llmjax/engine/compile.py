@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
 
+from ..checkpoint import cache_dir
 from ..errors import UnexpectedCompileError
 from .buckets import Bucket, Buckets
 
@@ -22,8 +21,7 @@ log = logging.getLogger(__name__)
 def enable_persistent_cache(directory: str | None) -> None:
     """Keeps compiled programs on disk between runs, where JAX was not told otherwise."""
     if jax.config.values["jax_compilation_cache_dir"] is None:
-        root = os.environ.get("LLMJAX_CACHE") or Path.home() / ".cache" / "llmjax"
-        jax.config.update("jax_compilation_cache_dir", directory or str(Path(root) / "xla"))
+        jax.config.update("jax_compilation_cache_dir", directory or str(cache_dir() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import gguf
 import ml_dtypes
 import numpy as np
@@ -21,6 +23,9 @@ from tiny_files import (
 from llmjax.checkpoint import convert
 
 ROWS = 1 << 19
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc"
+)
 
 
 @pytest.fixture
@@ -47,9 +52,7 @@ def assert_lean(small, big, dtype):
     assert found["rise"] <= 1.3 * found["weights"]
 
 
-@pytest.mark.parametrize(
-    ("stored", "dtype"), [("f4", "float32"), ("bf16", "float32"), ("f4", "bfloat16")]
-)
+@pytest.mark.parametrize(("stored", "dtype"), [("bf16", "float32"), ("f4", "bfloat16")])
 def test_safetensors(folders, big_tensors, stored, dtype):
     stored = np.dtype(ml_dtypes.bfloat16 if stored == "bf16" else stored)
     tensors = {name: value.astype(stored) for name, value in big_tensors.items()}

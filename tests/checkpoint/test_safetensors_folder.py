@@ -135,6 +135,8 @@ def test_an_index_that_promises_too_much(tmp_path):
         b'{"t": 1}                                ',
         b'{"t": {"dtype": "F32", "shape": [2]}}   ',
         b'{"t": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
+        b'{"t": {"dtype": "F32", "shape": [-1, -2], "data_offsets": [0, 8]}}',
+        b'{"t": ' + b"[" * 100_000,
         b'{"t": {"dtype": "F32", "shape": ["x"], "data_offsets": [0, 8]}}',
     ],
 )

@@ -16,29 +16,30 @@ from llmjax.engine.compile import CompileGuard
 from llmjax.errors import ConfigError, InvalidRequestError
 
 VOCAB = 320
-SIZES = {"max_model_len": 96, "block_size": 4, "max_num_seqs": 32}
+SIZES = {
+    "max_model_len": 96,
+    "block_size": 4,
+    "max_num_seqs": 32,
+    "num_gpu_blocks_override": 60,
+    "token_buckets": (16, 96),
+    "seq_buckets": (4, 32),
+    "background": False,
+}
+"""Pages for about three sequences; both engines share their step programs."""
 
 
 @pytest.fixture(scope="module")
 def roomy(tiny_model):
-    """An engine with pages for everyone; runs requests one at a time in these tests."""
-    llm = LLM(str(tiny_model), token_buckets=(96,), seq_buckets=(1, 32), background=False, **SIZES)
+    """Takes prompts whole; these tests give it one request at a time."""
+    llm = LLM(str(tiny_model), prefill_chunk_size=96, **SIZES)
     yield llm
     llm.close()
 
 
 @pytest.fixture(scope="module")
 def cramped(tiny_model):
-    """Chunks of 16 and pages for about three sequences: everything is split and preempted."""
-    llm = LLM(
-        str(tiny_model),
-        num_gpu_blocks_override=60,
-        prefill_chunk_size=16,
-        token_buckets=(16, 48),
-        seq_buckets=(4, 32),
-        background=False,
-        **SIZES,
-    )
+    """Takes prompts in chunks of 16, from crowds that its pages do not hold."""
+    llm = LLM(str(tiny_model), prefill_chunk_size=16, **SIZES)
     yield llm
     llm.close()
 
@@ -57,9 +58,7 @@ prompts = st.lists(st.integers(3, VOCAB - 1), min_size=1, max_size=60)
 loads = st.lists(st.tuples(prompts, st.integers(1, 30)), min_size=2, max_size=32)
 
 
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=15, deadline=None)
 @given(loads)
 def test_greedy_tokens_depend_on_nothing_but_the_prompt(roomy, cramped, load):
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in load]
@@ -239,16 +238,8 @@ def test_what_cannot_run_is_refused_and_others_go_on(roomy, prompt, params, mess
 
 
 def test_a_request_larger_than_the_pool_is_refused_with_the_numbers(tiny_model):
-    llm = LLM(
-        str(tiny_model),
-        num_gpu_blocks_override=8,
-        token_buckets=(96,),
-        seq_buckets=(1, 4),
-        max_model_len=96,
-        block_size=4,
-        max_num_seqs=4,
-        background=False,
-    )
+    options = {**SIZES, "num_gpu_blocks_override": 8, "token_buckets": (96,)}
+    llm = LLM(str(tiny_model), **options)
     with pytest.raises(InvalidRequestError, match="8"):
         llm.generate([5] * 40, SamplingParams(max_tokens=4))
     long = llm.generate([5] * 20, SamplingParams(max_tokens=None, ignore_eos=True))[0]

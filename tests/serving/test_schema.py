@@ -172,6 +172,7 @@ def test_fields_that_ask_for_nothing_are_accepted():
         ("messages", []),
         ("messages", {}),
         ("chat_template_kwargs", {"messages": []}),
+        ("chat_template_kwargs", {"self": 1}),
     ],
 )
 def test_chat_refuses(field, value):

@@ -19,6 +19,9 @@ from llmjax.config import (
     SchedulerConfig,
 )
 
+TALKATIVE = ("jax", "absl", "httpx")
+"""Loggers of others that tell their inner workings at the level info."""
+
 ENGINE_PARTS = (ModelConfig, CacheConfig, SchedulerConfig, CompileConfig)
 
 
@@ -114,4 +117,5 @@ def attribute_docs(cls: type) -> dict[str, str]:
 def set_up_logging(level: int) -> None:
     """Log lines go to stderr; stdout is for what a command was asked to say."""
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("jax").setLevel(max(level, logging.WARNING))
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(max(level, logging.WARNING))

@@ -146,8 +146,9 @@ CHAT_NO_OPS: dict[str, Parse] = {
 }
 
 RESERVED_TEMPLATE_NAMES = frozenset(
-    ("messages", "tools", "add_generation_prompt", "continue_final_message")
+    ("self", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 )
+"""Arguments of `Tokenizer.encode_chat` that are no variables of the template."""
 
 
 @dataclass(frozen=True)
