@@ -1,9 +1,9 @@
 """llmjax: a JAX/XLA inference engine for large language models.
 
-    from llmjax import LLM, SamplingParams
+from llmjax import LLM, SamplingParams
 
-    llm = LLM("smollm2-135m-instruct")
-    print(llm.generate("The capital of France is")[0].outputs[0].text)
+llm = LLM("smollm2-135m-instruct")
+print(llm.generate("The capital of France is")[0].outputs[0].text)
 """
 
 from __future__ import annotations

@@ -148,7 +148,11 @@ class CompileConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """All of an engine's configuration."""
+    """All of an engine's configuration.
+
+    Attributes:
+        max_logprobs: most likely tokens that a request may ask for at each position.
+    """
 
     model: ModelConfig
     cache: CacheConfig = field(default_factory=CacheConfig)

@@ -56,6 +56,11 @@ class LLM:
         """The Flax NNX module; its parameters are the very arrays that serve."""
         return nnx.merge(self.engine.model.graphdef, self.engine.model.state)
 
+    @property
+    def default_params(self) -> SamplingParams:
+        """What a call without params takes: the values that the model's authors recommend."""
+        return SamplingParams(**self.engine.model.generation_defaults)  # type: ignore[arg-type]
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -68,7 +73,7 @@ class LLM:
         Args:
             prompts: text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; or a
                 list of any of these.
-            params: for all, or one for each prompt.
+            params: for all, or one for each prompt; None takes `default_params`.
             use_tqdm: show a progress bar where there is more than one prompt.
 
         Returns:
@@ -77,7 +82,7 @@ class LLM:
         Raises:
             InvalidRequestError: a prompt or its parameters cannot be served; nothing runs.
         """
-        batch = [prompts] if _is_one_prompt(prompts) else list(prompts)  # type: ignore[arg-type]
+        batch: Any = [prompts] if _is_one_prompt(prompts) else prompts
         return self._run([self._encode(p) for p in batch], params, use_tqdm)
 
     def chat(
@@ -114,7 +119,7 @@ class LLM:
             is_chat = False
         encoded = self._encode_chat(prompt, template) if is_chat else self._encode(prompt)  # type: ignore[arg-type]
         with self._lock:
-            request = self._add(encoded, params or SamplingParams())
+            request = self._add(encoded, params or self.default_params)
             try:
                 finished = False
                 while not finished:
@@ -124,6 +129,7 @@ class LLM:
                         yield output
             finally:
                 self._forget([request.id])
+                self._settle()
 
     def forward(
         self,
@@ -162,7 +168,7 @@ class LLM:
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(encoded)
+            params = [params or self.default_params] * len(encoded)
         if len(params) != len(encoded):
             raise InvalidRequestError(
                 f"{len(encoded)} prompts came with {len(params)} params", param="params"
@@ -176,6 +182,8 @@ class LLM:
             except BaseException:
                 self._forget(ids)
                 raise
+            finally:
+                self._settle()
 
     def _collect(self, ids: list[str], show: bool) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
@@ -198,6 +206,11 @@ class LLM:
         for request_id, index in stopped:
             self.engine.abort(request_id, index)
         return touched
+
+    def _settle(self) -> None:
+        """Takes in the step dispatched ahead of the end, so that all pages are free again."""
+        while self.engine.has_work:
+            self.engine.step()
 
     def _add(self, encoded: tuple[str | None, list[int]], params: SamplingParams) -> Request:
         prompt, ids = encoded

@@ -7,11 +7,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..config import EngineConfig
 from ..errors import EngineDeadError, LlmjaxError
+from ..metrics import Metrics
 from ..request import Request, RequestOutput, SamplingParams, SequenceDelta
 from ..tokenizer import Tokenizer
 from .engine import Engine, EngineStats
@@ -62,6 +63,20 @@ class AsyncEngine:
     @property
     def max_model_len(self) -> int:
         return self.engine.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        return self.engine.model.config.vocab_size
+
+    @property
+    def generation_defaults(self) -> Mapping[str, float]:
+        """Sampling values that the model's authors chose."""
+        return self.engine.model.generation_defaults
+
+    @property
+    def metrics(self) -> Metrics:
+        return self.engine.metrics
 
     def start(self) -> None:
         """Starts stepping; call from the event loop that will use the engine."""
@@ -126,14 +141,21 @@ class AsyncEngine:
         while self._streams and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         done = not self._streams
-        self.close()
+        self.stop()
         return done
 
-    def close(self) -> None:
-        """Stops the engine; requests still running fail with EngineDeadError."""
+    def stop(self) -> None:
+        """Ends stepping after the step at hand, without waiting for it.
+
+        Requests still running fail with EngineDeadError.
+        """
         with self._wake:
             self._stopping = True
             self._wake.notify()
+
+    def close(self) -> None:
+        """Stops the engine and waits until it has stopped, compilation too."""
+        self.stop()
         if self._thread.is_alive():
             self._thread.join()
         self.engine.close()

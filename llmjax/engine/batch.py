@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
+
 from llmjax_kernels.layout import RaggedBatch, make_ragged_batch
 
 from ..request import MAX_LOGIT_BIAS, Sequence
@@ -98,7 +99,7 @@ class SlotTable:
 
     def pack(self, plan: Plan) -> Int[np.ndarray, " packed"]:
         """The packed array of a plan, in the layout that `unpack` reads."""
-        T, S, P = plan.bucket
+        _, S, P = plan.bucket
         chunks = plan.chunks
         packed = np.zeros(packed_size(plan.bucket), np.int32)
         fields = _split(packed, plan.bucket)

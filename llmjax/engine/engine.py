@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax
 
 from ..cache.block_pool import BlockPool
 from ..checkpoint import LoadedModel, load_model, resolve_model
-from ..config import CompileConfig, EngineConfig
+from ..config import EngineConfig
 from ..errors import ConfigError, InvalidRequestError
+from ..metrics import Metrics
 from ..parallel.mesh import make_mesh
 from ..request import Request, Sequence, SequenceDelta
 from .buckets import Buckets
 from .compile import enable_persistent_cache
 from .memory import count_pages, page_bytes
 from .runner import InFlight, Runner
-from .scheduler import Scheduler
+from .scheduler import Plan, Scheduler
 
 log = logging.getLogger(__name__)
 
-_CPU_TOKENS = (32, 128, 512)
+_CPU_STEP_TOKENS = 512
+"""Larger steps gain no speed on a CPU and make everyone wait."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +59,17 @@ class Engine:
         self.model: LoadedModel = load_model(
             resolve_model(config.model.model), dtype=config.model.dtype, mesh=make_mesh()
         )
+        if config.model.chat_template is not None:
+            self.model.tokenizer.chat_template = _template_text(config.model.chat_template)
         self._default_seed = random.Random(config.model.seed)
         self.max_model_len, self.num_pages = self._size_memory()
         sizes = {"block_size": config.cache.block_size, "max_model_len": self.max_model_len}
-        self.buckets = Buckets(config.scheduler, _compile_config(config), **sizes)
+        self.buckets = Buckets(
+            config.scheduler,
+            config.compile,
+            step_tokens=_CPU_STEP_TOKENS if jax.default_backend() == "cpu" else None,
+            **sizes,
+        )
         self._pool = BlockPool(self.num_pages)
         self.scheduler = Scheduler(config.scheduler, self.buckets, self._pool, **sizes)
         self.runner = Runner(
@@ -73,6 +83,7 @@ class Engine:
             dtype=self.model.dtype,
         )
         self._in_flight: deque[InFlight] = deque()
+        self.metrics = Metrics(config.model.served_model_name or config.model.model)
         log.info("step programs:\n%s", self.buckets.table())
         self.runner.programs.start(background=config.compile.background)
 
@@ -96,6 +107,7 @@ class Engine:
         plan = self.scheduler.schedule()
         if plan is not None:
             self._in_flight.append(self.runner.dispatch(plan))
+            self._observe(plan)
         if not self._in_flight or (plan is not None and len(self._in_flight) == 1):
             return []
         step = self._in_flight.popleft()
@@ -125,9 +137,32 @@ class Engine:
             bucket_tokens=s.bucket_tokens,
         )
 
+    def describe(self) -> str:
+        """What was loaded and how much memory it takes, for people."""
+        model, page_size = self.model, self.config.cache.block_size
+        weights = sum(x.nbytes for x in jax.tree.leaves(model.state))
+        cache = self.num_pages * page_bytes(model.config, page_size, model.dtype)
+        pages = f"{self.num_pages:,} pages of {page_size} tokens"
+        return "\n".join(
+            [
+                f"model     {self.config.model.model} ({model.config.architecture})",
+                f"weights   {weights / 2**20:,.1f} MiB, {model.dtype.name}",
+                f"KV cache  {cache / 2**20:,.1f} MiB, {pages}",
+                f"context   {self.max_model_len:,} tokens",
+                self.buckets.table(),
+            ]
+        )
+
     def close(self) -> None:
         """Stops the compilation that goes on behind."""
         self.runner.programs.close()
+
+    def _observe(self, plan: Plan) -> None:
+        self.metrics.iteration_tokens.observe(plan.num_tokens)
+        now = time.monotonic()
+        for chunk in plan.chunks:
+            if chunk.start == 0 and not chunk.seq.num_preemptions:
+                self.metrics.queue_time.observe(now - chunk.seq.request.arrival_time)
 
     def _check(self, request: Request) -> None:
         ids, params, limit = request.prompt_token_ids, request.params, self.max_model_len
@@ -143,7 +178,8 @@ class Engine:
             bad = next((i for i in values if not 0 <= i < vocab), None)
             if bad is not None:
                 raise InvalidRequestError(
-                    f"token id {bad} in {param} is not in the vocabulary, allowed: 0 to {vocab - 1}",
+                    f"token id {bad} in {param} is not in the vocabulary, allowed: 0 to "
+                    f"{vocab - 1}",
                     param=param,
                 )
         asked = params.max_tokens or 1
@@ -188,15 +224,3 @@ class Engine:
             length = pages * cache.block_size
             log.warning("max_model_len is lowered from %d to %d, what memory holds", own, length)
         return length, pages
-
-
-def _compile_config(config: EngineConfig) -> CompileConfig:
-    """Larger steps gain no speed on a CPU and make everyone wait: few, smaller programs."""
-    given, most = config.compile, config.scheduler.max_num_seqs
-    chunked = config.scheduler.enable_chunked_prefill
-    if given.token_buckets or not chunked or jax.default_backend() != "cpu":
-        return given
-    largest = max(_CPU_TOKENS[-1], most + config.scheduler.prefill_chunk_size)
-    largest = min(largest, config.scheduler.max_num_batched_tokens)
-    buckets = sorted({*(t for t in _CPU_TOKENS if t < largest), largest})
-    return replace(given, token_buckets=tuple(buckets))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -20,12 +21,16 @@ from ..tokenizer import IncrementalDetokenizer, Tokenizer
 
 @dataclass
 class _Choice:
-    """One choice so far; `text` is all that is certain, `held` may yet become a stop string."""
+    """One choice so far; `text` is all that is certain, `held` may yet become a stop string.
+
+    `token_ends` holds, for each token, the characters of text and held up to its end.
+    """
 
     detokenizer: IncrementalDetokenizer | None
     text: str = ""
     held: str = ""
     token_ids: list[int] = field(default_factory=list)
+    token_ends: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -137,11 +142,14 @@ class OutputProcessor:
         choice.logprobs += [self._logprobs(row) for row in delta.logprobs]
         # The token that ends a completion is not part of its text.
         ends = delta.finish_reason is FinishReason.STOP and not params.include_stop_str_in_output
-        text = ""
-        if choice.detokenizer is not None:
-            text = choice.detokenizer.push(delta.token_ids[:-1] if ends else delta.token_ids)
-            if delta.finish_reason is not None:
-                text += choice.detokenizer.finish()
+        shown = len(delta.token_ids) - ends
+        before, text = len(choice.text) + len(choice.held), ""
+        for i, token in enumerate(delta.token_ids):
+            if choice.detokenizer is not None and i < shown:
+                text += choice.detokenizer.push([token])
+            choice.token_ends.append(before + len(text))
+        if choice.detokenizer is not None and delta.finish_reason is not None:
+            text += choice.detokenizer.finish()
         self._append(choice, text, params, ended=delta.finish_reason is not None)
         if choice.finish_reason is None and delta.finish_reason is not None:
             choice.finish_reason = delta.finish_reason.value
@@ -168,15 +176,19 @@ class OutputProcessor:
     def _completion(self, index: int, choice: _Choice, delta: bool) -> CompletionOutput:
         if delta and choice.told_finish:
             return CompletionOutput(index=index, text="", token_ids=[])
-        text_from, token_from = (choice.sent_chars, choice.sent_tokens) if delta else (0, 0)
+        text_from, token_from, token_to = 0, 0, len(choice.token_ids)
         if delta:
-            choice.sent_chars, choice.sent_tokens = len(choice.text), len(choice.token_ids)
+            text_from, token_from = choice.sent_chars, choice.sent_tokens
+            if choice.finish_reason is None:
+                # Tokens leave with their text: not while it may become a stop string.
+                token_to = bisect_right(choice.token_ends, len(choice.text))
+            choice.sent_chars, choice.sent_tokens = len(choice.text), token_to
             choice.told_finish = choice.finish_reason is not None
         return CompletionOutput(
             index=index,
             text=choice.text[text_from:],
-            token_ids=choice.token_ids[token_from:],
-            logprobs=choice.logprobs[token_from:] if choice.logprobs else None,
+            token_ids=choice.token_ids[token_from:token_to],
+            logprobs=choice.logprobs[token_from:token_to] if choice.logprobs else None,
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
         )

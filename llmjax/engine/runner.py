@@ -167,9 +167,7 @@ class Runner:
     def _compile_prompt_logprobs(self, config: DecoderConfig, dtype: Any) -> Any:
         def score(weights, hidden, targets):
             model = nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, weights))
-            return token_logprobs(
-                model.logits(hidden), targets, max_logprobs=self._max_logprobs
-            )
+            return token_logprobs(model.logits(hidden), targets, max_logprobs=self._max_logprobs)
 
         hidden = jax.ShapeDtypeStruct((_PROMPT_ROWS, config.hidden_size), dtype)
         targets = jax.ShapeDtypeStruct((_PROMPT_ROWS,), jnp.int32)
@@ -177,9 +175,7 @@ class Runner:
 
 
 def _shapes(tree: Any) -> Any:
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree
-    )
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 
 def _row(scored: Logprobs | SampledTokens, row: int, token_id: int, top: int) -> TokenLogprobs:

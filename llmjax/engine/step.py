@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
+
 from llmjax_kernels.layout import PagedKV
 
 from ..models import Decoder, DecoderConfig

@@ -92,9 +92,11 @@ class Decoder(nnx.Module):
         self.embed = Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
         self.layers = nnx.List([DecoderLayer(config, i, dtype) for i in range(config.num_layers)])
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.head = None
-        if not config.tie_embeddings:
-            self.head = Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype)
+        self.head = (
+            None
+            if config.tie_embeddings
+            else Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype)
+        )
 
     def __call__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .config import DecoderConfig
-from .weights import Source, Transform, WeightTable
+from .weights import Source, Transform, WeightTable, unpermute_k, unpermute_q
 
 _LAYER = {
     "attn.q.weight": "attn_q.weight",
@@ -21,6 +21,14 @@ _POST_NORMS = {
     "mlp_post_norm.weight": "post_ffw_norm.weight",
 }
 _QK_NORMS = {"attn.q_norm.weight": "attn_q_norm.weight", "attn.k_norm.weight": "attn_k_norm.weight"}
+
+INTERLEAVED_ROPE: dict[str, Transform] = {
+    "attn.q.weight": unpermute_q,
+    "attn.k.weight": unpermute_k,
+    "attn.q.bias": unpermute_q,
+    "attn.k.bias": unpermute_k,
+}
+"""The transforms of architectures whose rotary pairs llama.cpp keeps side by side."""
 
 
 def gguf_table(

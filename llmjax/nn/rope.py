@@ -25,13 +25,12 @@ class RopeConfig:
         theta: base of the geometric frequency series.
         dim: channels of a head that rotate (less than head_dim where partial).
         kind: scaling, by the names of Hugging Face's `rope_type`.
-        factor: context extension factor (linear, dynamic, llama3, yarn).
+        factor: context extension factor.
         original_max_position: context length before scaling.
         low_freq_factor, high_freq_factor: llama3.
         beta_fast, beta_slow, mscale, mscale_all_dim, truncate: yarn.
         attention_factor: multiplies cos and sin (yarn, longrope); None derives it.
         short_factor, long_factor: longrope, `dim // 2` divisors each.
-        max_position: context length after scaling (dynamic, longrope).
         freq_factors: explicit divisors of the frequencies, `dim // 2` (GGUF's
             rope_freqs.weight), applied as they are.
     """
@@ -41,7 +40,6 @@ class RopeConfig:
     kind: RopeKind = "default"
     factor: float = 1.0
     original_max_position: int = 0
-    max_position: int = 0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0

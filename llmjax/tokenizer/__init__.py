@@ -1,0 +1,8 @@
+"""Text to token ids and back, chat templates, incremental detokenisation."""
+
+from .detokenizer import IncrementalDetokenizer
+from .from_folder import tokenizer_from_folder
+from .from_gguf import tokenizer_from_gguf
+from .tokenizer import Tokenizer
+
+__all__ = ["IncrementalDetokenizer", "Tokenizer", "tokenizer_from_folder", "tokenizer_from_gguf"]

@@ -1,0 +1,132 @@
+"""What every checkpoint format offers: named tensors, read in whole or by blocks."""
+
+from __future__ import annotations
+
+import functools
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from math import prod
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from ..errors import UnsupportedModelError
+
+FLOAT_TYPES: dict[str, np.dtype] = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+"""Types that are stored as numpy has them; names are those of GGUF and safetensors alike."""
+
+BLOCK_WEIGHTS = 1 << 18
+"""Weights converted at a time: a float32 block and its temporaries stay in a core's cache."""
+
+
+class TensorInfo(NamedTuple):
+    """Shape, outermost axis first, and the type's name ("BF16", "Q4_K")."""
+
+    shape: tuple[int, ...]
+    type_name: str
+
+
+class Part(NamedTuple):
+    """A piece of a tensor and where to write it; `where` has a slice for each axis."""
+
+    where: tuple[slice, ...]
+    out: np.ndarray
+
+
+class Checkpoint(ABC):
+    """An open checkpoint; nothing but headers has been read.
+
+    Attributes:
+        path: the file or folder.
+        config: config.json's content, or a GGUF file's metadata.
+        tensors: what it holds, by the checkpoint's names.
+    """
+
+    kind: ClassVar[str]
+    path: Path
+    config: dict[str, Any]
+    tensors: Mapping[str, TensorInfo]
+
+    @property
+    @abstractmethod
+    def readable_types(self) -> Mapping[str, np.dtype]:
+        """Type names that can be read, and the dtype that reading gives."""
+
+    @abstractmethod
+    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Entries [start:stop] of the outermost axis.
+
+        Float types come as they are, quantised types as float32.
+        """
+
+    @abstractmethod
+    def release_rows(self, name: str, start: int, stop: int) -> None:
+        """Drops the pages that `read_rows` touched from this process's memory."""
+
+    def require_readable(self, names: Iterable[str]) -> None:
+        """Raises UnsupportedModelError naming each tensor whose type cannot be read."""
+        types = ((name, self.tensors[name].type_name) for name in names)
+        bad = [f"{name} ({kind})" for name, kind in types if kind not in self.readable_types]
+        if bad:
+            raise UnsupportedModelError(
+                f"{self.path}: tensor type not supported: {', '.join(bad[:20])}; "
+                f"supported: {', '.join(self.readable_types)}"
+            )
+
+    def read(self, name: str) -> np.ndarray:
+        """A whole tensor: a view of the mapped file where its type is a float, else a copy."""
+        self.require_readable([name])
+        info = self.tensors[name]
+        out = np.empty(info.shape, self.readable_types[info.type_name])
+        self.read_into(name, [Part(tuple(slice(0, n) for n in info.shape), out)])
+        return out
+
+    def release(self, name: str) -> None:
+        """Drops the pages of a whole tensor from this process's memory."""
+        shape = self.tensors[name].shape
+        self.release_rows(name, 0, shape[0] if shape else 1)
+
+    def read_into(self, name: str, parts: Sequence[Part]) -> None:
+        """Writes pieces of a tensor to their arrays, converting to their dtypes.
+
+        Goes over the tensor once by blocks of rows, on a few threads, so that neither a
+        second copy of it nor its mapped pages stay in memory.
+        """
+        rows, step = self.tensors[name].shape[0], self.block_rows(name)
+
+        def convert(first: int) -> None:
+            last = min(first + step, rows)
+            block = None
+            for where, out in parts:
+                start, stop = where[0].start, where[0].stop
+                low, high = max(first, start), min(last, stop)
+                if low < high:
+                    block = self.read_rows(name, first, last) if block is None else block
+                    piece = block[(slice(low - first, high - first), *where[1:])]
+                    out[low - start : high - start] = piece
+            if block is not None:
+                self.release_rows(name, first, last)
+
+        firsts = range(0, rows, step)
+        if len(firsts) == 1:
+            convert(0)
+        else:
+            list(_workers().map(convert, firsts))
+
+    def block_rows(self, name: str) -> int:
+        """Rows to convert at a time."""
+        return max(1, BLOCK_WEIGHTS // max(1, prod(self.tensors[name].shape[1:])))
+
+
+@functools.cache
+def _workers() -> ThreadPoolExecutor:
+    # numpy holds the interpreter lock between its calls: more threads gain little.
+    return ThreadPoolExecutor(min(8, os.cpu_count() or 1), "llmjax-load")

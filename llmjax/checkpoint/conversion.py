@@ -1,0 +1,85 @@
+"""Rewrites a model as an orbax checkpoint."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import SingleDeviceSharding
+
+from ..config import DTYPES
+from ..errors import ConfigError
+from .architecture import read_architecture
+from .base import Checkpoint
+from .detect import open_checkpoint
+from .gguf_file import GGUFCheckpoint
+from .load import load_weights, own_dtype
+from .orbax_folder import METADATA, write_orbax
+
+_TEXT_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "additional_chat_templates/*")
+
+
+def convert(
+    src: str | Path, dst: str | Path, *, dtype: str = "auto", progress: bool = True
+) -> Path:
+    """Writes the model at `src` as an orbax folder that loads like any other model.
+
+    The folder appears under its name when it is complete.
+
+    Args:
+        dtype: of the weights; "auto" keeps the checkpoint's own, float32 where it is
+            quantised (dequantised weights are exact there).
+
+    Returns:
+        `dst`.
+
+    Raises:
+        ConfigError: `dst` exists already.
+        ModelLoadError: `src` cannot be loaded.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype is {dtype!r}, allowed: {', '.join(DTYPES)}")
+    src, dst = Path(src).expanduser(), Path(dst).expanduser()
+    if dst.exists():
+        raise ConfigError(f"{dst} exists already; remove it or choose another name")
+    checkpoint = open_checkpoint(src)
+    config, table = read_architecture(checkpoint)
+    own = own_dtype(checkpoint, table) or jnp.dtype(jnp.float32)
+    chosen = own if dtype == "auto" else jnp.dtype(dtype)
+    host = SingleDeviceSharding(_host_device())
+    _, state = load_weights(
+        checkpoint, config, table, chosen, lambda path, shape: host, progress=progress
+    )
+    arrays = {".".join(map(str, keys)): leaf[...] for keys, leaf in nnx.to_flat_state(state)}
+    dst.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{dst.name}.", dir=dst.parent) as scratch:
+        folder = Path(scratch) / dst.name
+        folder.mkdir()
+        write_orbax(folder, config, arrays)
+        _copy_text_side(checkpoint, folder)
+        os.rename(folder, dst)
+    return dst
+
+
+def _host_device() -> jax.Device:
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS may leave the host out
+        return jax.local_devices()[0]
+
+
+def _copy_text_side(checkpoint: Checkpoint, folder: Path) -> None:
+    if isinstance(checkpoint, GGUFCheckpoint):
+        checkpoint.write_metadata(folder / METADATA)
+        return
+    for pattern in (*_TEXT_FILES, METADATA):
+        for file in checkpoint.path.glob(pattern):
+            target = folder / file.relative_to(checkpoint.path)
+            if not file.name.endswith(".index.json") and not target.exists():
+                target.parent.mkdir(exist_ok=True)
+                shutil.copyfile(file, target)

@@ -1,0 +1,38 @@
+"""Sampling defaults and end-of-sequence ids that a model declares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_HF = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_GGUF = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
+
+
+def defaults_from_hf(generation_config: Mapping[str, Any]) -> dict[str, float]:
+    """Sampling fields, by their names in SamplingParams, of generation_config.json."""
+    found = {name: generation_config.get(name) for name in _HF}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def defaults_from_gguf(metadata: Mapping[str, Any]) -> dict[str, float]:
+    """Sampling fields, by their names in SamplingParams, of GGUF metadata."""
+    return {name: metadata[key] for key, name in _GGUF.items() if key in metadata}
+
+
+def eos_ids(*configs: Mapping[str, Any]) -> frozenset[int]:
+    """The union of `eos_token_id` (an id, a list, null or absent) over config files."""
+    return frozenset(i for config in configs for i in _ids(config.get("eos_token_id")))
+
+
+def _ids(value: Any) -> Iterator[int]:
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, list):
+        yield from value

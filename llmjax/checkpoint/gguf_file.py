@@ -1,0 +1,137 @@
+"""GGUF checkpoints: one file or a split set, memory-mapped, dequantised by blocks."""
+
+from __future__ import annotations
+
+import functools
+import re
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import quants
+from gguf.constants import GGML_QUANT_SIZES, GGUF_VERSION, GGMLQuantizationType
+
+from ..errors import CheckpointFormatError
+from .base import FLOAT_TYPES
+from .gguf_header import Header, parse_header
+from .mapped_file import MappedCheckpoint, MappedFile, StoredTensor
+
+_SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
+
+
+@functools.cache
+def readable_types() -> dict[str, np.dtype]:
+    """Names of the tensor types that can be read, and the dtype that reading gives."""
+    quantised = (k.name for k in GGMLQuantizationType if _is_dequantised(k))
+    return dict.fromkeys(quantised, np.dtype(np.float32)) | FLOAT_TYPES
+
+
+def _is_dequantised(kind: GGMLQuantizationType) -> bool:
+    try:
+        quants.dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def split_parts(path: Path) -> list[Path]:
+    """The files of the split set that `path` is a part of, in order; [path] if it is none."""
+    match = _SPLIT_NAME.match(path.name)
+    if match is None:
+        return [path]
+    stem, count = match["stem"], int(match["count"])
+    return [path.with_name(f"{stem}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
+
+
+def gguf_metadata(path: Path) -> dict[str, Any]:
+    """The metadata of one GGUF file as plain Python values."""
+    return parse_header(MappedFile(path, "a GGUF file")).metadata
+
+
+class GGUFCheckpoint(MappedCheckpoint):
+    """A GGUF model. `config` is its metadata as plain Python values.
+
+    Args:
+        path: the file, or any part of a split set.
+
+    Raises:
+        ModelNotFoundError: the file does not exist.
+        CheckpointFormatError: not a readable GGUF file, truncated, or a part is missing.
+        UnsupportedModelError: a tensor's type is not known at all.
+    """
+
+    kind = "gguf"
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.parts = split_parts(path)
+        missing = [p.name for p in self.parts if not p.exists()] if len(self.parts) > 1 else []
+        if missing:
+            raise CheckpointFormatError(
+                f"{path} is one of {len(self.parts)} parts; missing beside it: {', '.join(missing)}"
+            )
+        files = [MappedFile(p, "a GGUF file") for p in self.parts]
+        headers = [parse_header(f) for f in files]
+        self._check_split(headers)
+        self.config = headers[0].metadata
+        self._first_file, self._first_header = files[0], headers[0]
+        self._stored: dict[str, StoredTensor] = {}
+        for file, header in zip(files, headers, strict=True):
+            twice = self._stored.keys() & header.tensors.keys()
+            if twice:
+                raise CheckpointFormatError(f"{file.path}: {sorted(twice)} are in another part too")
+            self._stored |= header.tensors
+        self.tensors = {name: stored.info for name, stored in self._stored.items()}
+        self._check_split_total()
+
+    def _check_split(self, headers: list[Header]) -> None:
+        for number, (path, header) in enumerate(zip(self.parts, headers, strict=True)):
+            count = header.metadata.get("split.count", 1)
+            if count > 1 and count != len(self.parts):
+                raise CheckpointFormatError(
+                    f"{path} is one of {count} parts, but its name does not say so; "
+                    f"expected a name like model-00001-of-{count:05}.gguf"
+                )
+            if header.metadata.get("split.no", number) != number:
+                raise CheckpointFormatError(
+                    f"{path} is part {header.metadata['split.no'] + 1} by its content; "
+                    "the files of the split set were renamed"
+                )
+
+    def _check_split_total(self) -> None:
+        expected = self.config.get("split.tensors.count")
+        if expected and expected != len(self._stored):
+            raise CheckpointFormatError(
+                f"{self.path}: the split set has {len(self._stored)} tensors, expected {expected}"
+            )
+
+    def write_metadata(self, path: Path) -> None:
+        """Writes a GGUF file with this one's metadata, byte for byte, and no tensors."""
+        start, end = self._first_header.metadata_range
+        head = struct.pack("<4sIQQ", b"GGUF", GGUF_VERSION, 0, self._first_header.metadata_count)
+        path.write_bytes(head + self._first_file.map[start:end])
+
+    @property
+    def readable_types(self) -> Mapping[str, np.dtype]:
+        return readable_types()
+
+    def read(self, name: str) -> np.ndarray:
+        is_float = self.tensors[name].type_name in FLOAT_TYPES
+        return self._view(name) if is_float else super().read(name)
+
+    def block_rows(self, name: str) -> int:
+        # A quantised vector's blocks are not its rows: it is read in one go.
+        shape, kind = self.tensors[name]
+        one_go = len(shape) == 1 and kind not in FLOAT_TYPES
+        return shape[0] if one_go else super().block_rows(name)
+
+    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        data, (shape, kind) = self._bytes(name, start, stop), self.tensors[name]
+        if kind in FLOAT_TYPES:
+            flat = data.view(FLOAT_TYPES[kind])
+        else:
+            # As one row: gguf otherwise works on 16 rows at a time, which is slower.
+            flat = quants.dequantize(data.reshape(1, -1), GGMLQuantizationType[kind])
+        return flat.reshape(stop - start, *shape[1:])

@@ -1,0 +1,160 @@
+"""Which checkpoint tensor becomes which parameter, checked before anything is allocated."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from math import prod
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import WeightMismatchError
+from ..models.config import DecoderConfig
+from ..models.rope_config import ROPE_TENSORS
+from ..models.weights import Source, Transform, WeightTable
+from .base import Checkpoint
+
+log = logging.getLogger(__name__)
+
+_KNOWN_EXTRAS = re.compile(
+    r"rotary_emb\.inv_freq$|\.attn_rot_embd\b"
+    r"|(^|\.)(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|mtp|nextn)\."
+    r"|^(v|a|mm)\."
+)
+"""Buffers that configuration replaces, and towers beside the decoder."""
+
+
+class Use(NamedTuple):
+    """A parameter that a checkpoint tensor fills, and what to do to the tensor first."""
+
+    path: str
+    transform: Transform | None
+
+
+Plan = dict[str, list[Use]]
+"""Uses by checkpoint tensor name."""
+
+
+def plan_weights(
+    checkpoint: Checkpoint,
+    config: DecoderConfig,
+    table: WeightTable | None,
+    parameters: Mapping[str, jax.ShapeDtypeStruct],
+) -> Plan:
+    """Assigns tensors to parameters.
+
+    Args:
+        parameters: the decoder's, by path.
+
+    Raises:
+        WeightMismatchError: tensors are missing, unknown or of the wrong shape; names all.
+        UnsupportedModelError: a needed tensor's type cannot be read.
+    """
+    if table is None:
+        table = {path: Source(path) for path in parameters}
+    sources = _expand(table, config.num_layers)
+    if sources.keys() != parameters.keys():
+        differing = sorted(sources.keys() ^ parameters.keys())
+        raise ValueError(f"the table of {config.architecture} and its decoder differ: {differing}")
+    plan: Plan = defaultdict(list)
+    for path, source in sources.items():
+        plan[source.name].append(Use(path, source.transform))
+    missing = [name for name in plan if name not in checkpoint.tensors]
+    checkpoint.require_readable(plan.keys() - set(missing))
+    extra = _unexpected(checkpoint, config, plan, sources["embed.weight"].name)
+    misshapen = _misshapen(checkpoint, config, plan, parameters)
+    if missing or extra or misshapen:
+        raise WeightMismatchError(missing, extra, misshapen)
+    return plan
+
+
+def _expand(table: WeightTable, num_layers: int) -> dict[str, Source]:
+    sources = {}
+    for path, source in table.items():
+        for i in range(num_layers) if "{i}" in path else (0,):
+            name = source.name.replace("{i}", str(i))
+            sources[path.replace("{i}", str(i))] = Source(name, source.transform)
+    return sources
+
+
+def _unexpected(
+    checkpoint: Checkpoint, config: DecoderConfig, plan: Plan, embed_name: str
+) -> list[str]:
+    """Tensors without a use that are no known extras; logs those that are."""
+    used = plan.keys() | set(ROPE_TENSORS)
+    unused = [name for name in checkpoint.tensors if name not in used]
+    skipped = [name for name in unused if _KNOWN_EXTRAS.search(name)]
+    if config.tie_embeddings:
+        heads = [n for n in unused if re.search(r"(^|\.)lm_head\.weight$", n)]
+        for name in heads:
+            _warn_if_untied(checkpoint, name, embed_name)
+        skipped += heads
+    if skipped:
+        more = ", ..." if len(skipped) > 5 else ""
+        log.info("skipping %d tensors: %s%s", len(skipped), ", ".join(skipped[:5]), more)
+    return [name for name in unused if name not in skipped]
+
+
+def _warn_if_untied(checkpoint: Checkpoint, head: str, embed: str) -> None:
+    if embed not in checkpoint.tensors or _equal(checkpoint, head, embed):
+        return
+    log.warning(
+        "%s differs from %s, but the model's configuration ties them: %s is ignored",
+        *(head, embed, head),
+    )
+
+
+def _equal(checkpoint: Checkpoint, one: str, other: str) -> bool:
+    if checkpoint.tensors[one] != checkpoint.tensors[other]:
+        return False
+    rows = checkpoint.tensors[one].shape[0]
+    step = checkpoint.block_rows(one)
+    for start in range(0, rows, step):
+        stop = min(start + step, rows)
+        block = checkpoint.read_rows(one, start, stop)
+        if not np.array_equal(block, checkpoint.read_rows(other, start, stop)):
+            return False
+        for name in (one, other):
+            checkpoint.release_rows(name, start, stop)
+    return True
+
+
+def _misshapen(
+    checkpoint: Checkpoint,
+    config: DecoderConfig,
+    plan: Plan,
+    parameters: Mapping[str, jax.ShapeDtypeStruct],
+) -> list[str]:
+    found = []
+    for name, uses in plan.items():
+        if name not in checkpoint.tensors:
+            continue
+        shape = checkpoint.tensors[name].shape
+        wanted = {use.path: tuple(parameters[use.path].shape) for use in uses}
+        fits = all(_shape_after(u.transform, shape, config) == wanted[u.path] for u in uses)
+        if not fits or prod(shape) != sum(map(prod, wanted.values())):
+            targets = " and ".join(f"{path} {list(want)}" for path, want in wanted.items())
+            found.append(f"{name} {list(shape)}, expected to fill {targets}")
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _shape_after(
+    transform: Transform | None, shape: tuple[int, ...], config: DecoderConfig
+) -> tuple[int, ...] | None:
+    """The shape that a transform gives, without data; None if it cannot take `shape`."""
+    if transform is None:
+        return shape
+    try:
+        result = jax.eval_shape(
+            lambda w: transform(w, config), jax.ShapeDtypeStruct(shape, jnp.float32)
+        )
+    except (TypeError, ValueError, ZeroDivisionError):
+        return None
+    return tuple(result.shape)

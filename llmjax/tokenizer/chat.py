@@ -1,0 +1,172 @@
+"""Chat templates: sandboxed Jinja with the functions that model authors write against.
+
+The dialect is that of Hugging Face's `apply_chat_template` (transformers 5): blocks
+trimmed, `break` and `continue`, `raise_exception`, `strftime_now`, a `tojson` that keeps
+characters as they are, and `{% generation %}` blocks, which mark text for training only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ..errors import ChatTemplateError, InvalidRequestError
+
+_CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+class _Refusal(jinja2.TemplateError):
+    """The template called `raise_exception`."""
+
+
+class _Generation(Extension):
+    tags = {"generation"}  # noqa: RUF012 (jinja2's own interface)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise _Refusal(str(message))
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _environment() -> jinja2.Environment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class ChatTemplate:
+    """One Jinja template, compiled when first used.
+
+    Args:
+        variables: what every rendering sees beside its arguments (`bos_token`, ...).
+    """
+
+    def __init__(self, source: str, variables: Mapping[str, str]):
+        self.source = source
+        self._variables = dict(variables)
+
+    @cached_property
+    def _compiled(self) -> jinja2.Template:
+        return _environment().from_string(self.source)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None,
+        documents: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        **kwargs: Any,
+    ) -> str:
+        """Text of the conversation.
+
+        Raises:
+            InvalidRequestError: the arguments make no conversation.
+            ChatTemplateError: the template refused (its own words) or failed.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequestError(
+                "continue_final_message and add_generation_prompt exclude each other",
+                param="continue_final_message",
+            )
+        conversation = _plain(messages)
+        tail = _mark_final(conversation) if continue_final_message else ""
+        arguments = {
+            **self._variables,
+            **kwargs,
+            "messages": conversation,
+            "tools": tools,
+            "documents": documents,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            text = self._compiled.render(arguments)
+        except _Refusal as error:
+            raise ChatTemplateError(str(error), param="messages") from error
+        except jinja2.TemplateSyntaxError as error:
+            raise ChatTemplateError(
+                f"the chat template is not valid Jinja: line {error.lineno}: {error.message}"
+            ) from error
+        except Exception as error:
+            # Any operation in a template can fail, in as many ways as Python's own.
+            raise ChatTemplateError(
+                f"the chat template failed on these messages: {type(error).__name__}: {error}",
+                param="messages",
+            ) from error
+        return _cut_at_mark(text, tail) if continue_final_message else text
+
+
+def _plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A copy that may be changed, without the nulls that clients send for absent fields."""
+    if not messages or not all(isinstance(message, Mapping) for message in messages):
+        raise InvalidRequestError(
+            "messages must be a list of one or more objects with a role and content",
+            param="messages",
+        )
+    return [{k: v for k, v in message.items() if v is not None} for message in messages]
+
+
+def _mark_final(conversation: list[dict[str, Any]]) -> str:
+    """Append the tag to the last message's text; returns that text."""
+    final = conversation[-1]
+    content = final.get("content")
+    if isinstance(content, str):
+        final["content"] = content + _CONTINUE_TAG
+        return content
+    listed = content if isinstance(content, list) else []
+    parts = [dict(part) if isinstance(part, Mapping) else part for part in listed]
+    for part in reversed(parts):
+        if isinstance(part, dict) and isinstance(text := part.get("text"), str):
+            part["text"] = text + _CONTINUE_TAG
+            final["content"] = parts
+            return text
+    raise InvalidRequestError(
+        "continue_final_message needs text in the content of the last message", param="messages"
+    )
+
+
+def _cut_at_mark(text: str, tail: str) -> str:
+    tag = _CONTINUE_TAG.strip()
+    if tag not in text or tail.strip() not in text:
+        raise ChatTemplateError(
+            "continue_final_message: the chat template does not write out the last message's "
+            "content, so there is nothing to continue",
+            param="messages",
+        )
+    head, _, rest = text.rpartition(tag)
+    # A template that trims content has trimmed the tag's own space: trim what precedes it too.
+    return head if rest.startswith(" ") else head.rstrip()

@@ -1,0 +1,157 @@
+"""Text to token ids and back, and conversations to text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tokenizers
+
+from ..errors import ChatTemplateError, InvalidRequestError
+from .chat import ChatTemplate
+from .detokenizer import TextStream
+from .pieces import Pieces
+
+
+class Tokenizer:
+    """A vocabulary with its special tokens and chat templates. Safe to share by threads.
+
+    Args:
+        backend: splits text; its own special-token template, padding and truncation
+            are not used.
+        prefix, suffix: ids that a text begins and ends with (BOS; EOS where the model
+            wants one).
+        chat_templates: Jinja source by name; "default", and "tool_use" where the model
+            has another one for requests with tools.
+        template_variables: what templates see beside the messages (`bos_token`, ...).
+
+    Attributes:
+        vocab_size: one above the highest id.
+        eos_token_ids: every id that ends a generation.
+        special_ids: ids that `skip_special_tokens` leaves out.
+        pieces: bytes of each token.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        bos_token_id: int | None = None,
+        eos_token_ids: Iterable[int] = (),
+        prefix: Sequence[int] = (),
+        suffix: Sequence[int] = (),
+        chat_templates: Mapping[str, str] | None = None,
+        template_variables: Mapping[str, str] | None = None,
+    ):
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.bos_token_id = bos_token_id
+        self.eos_token_ids = frozenset(eos_token_ids)
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.vocab_size = max([backend.get_vocab_size(), *(i + 1 for i in added)])
+        self.pieces = Pieces(backend)
+        self._prefix, self._suffix = list(prefix), list(suffix)
+        self._variables = dict(template_variables or {})
+        self._templates = {
+            name: ChatTemplate(source, self._variables)
+            for name, source in (chat_templates or {}).items()
+        }
+
+    @property
+    def chat_template(self) -> str | None:
+        """Jinja source of the default template; assigning one replaces all of the model's."""
+        template = self._templates.get("default")
+        return template.source if template else None
+
+    @chat_template.setter
+    def chat_template(self, source: str) -> None:
+        self._templates = {"default": ChatTemplate(source, self._variables)}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; special tokens written in it are recognised.
+
+        With `add_special_tokens` the ids begin with BOS (and end with EOS) where the model
+        wants it, once: a text that already begins with it gets no second.
+
+        Raises:
+            InvalidRequestError: the text holds half a surrogate pair.
+        """
+        ids = self._encode(text)
+        return self._begin(ids) + self._suffix if add_special_tokens else ids
+
+    def _encode(self, text: str) -> list[int]:
+        try:
+            return self.backend.encode(text, add_special_tokens=False).ids
+        except TypeError as error:
+            half = re.search("[\ud800-\udfff]", text)
+            if half is None:
+                raise
+            raise InvalidRequestError(
+                f"the text holds half a surrogate pair (U+{ord(half[0]):04X} at {half.start()}), "
+                "which is no character"
+            ) from error
+
+    def _begin(self, ids: list[int]) -> list[int]:
+        return ids if ids[: len(self._prefix)] == self._prefix else self._prefix + ids
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids; bytes that are not UTF-8 become U+FFFD."""
+        stream = TextStream(self.pieces, self.special_ids if skip_special_tokens else frozenset())
+        return "".join(map(stream.push, ids)) + stream.finish()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that the token adds within a text; empty where there is no such token."""
+        return self.pieces(token_id) or b""
+
+    def token_text(self, token_id: int) -> str:
+        """The token for a reader, alone; part of a character shows as U+FFFD."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """The conversation as the model was trained to read it.
+
+        Args:
+            tools: JSON schemas of functions, for templates that know them.
+            documents: objects with a title and text, for templates that know them.
+            add_generation_prompt: end with what opens the assistant's answer.
+            continue_final_message: end within the last message, for the model to go on;
+                excludes `add_generation_prompt`.
+            kwargs: any other variables that the template reads.
+
+        Raises:
+            InvalidRequestError: the arguments make no conversation.
+            ChatTemplateError: there is no template, or it refused (its own words) or failed.
+        """
+        name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        if name not in self._templates:
+            others = ", ".join(sorted(self._templates))
+            raise ChatTemplateError(
+                "the model has no default chat template, only " + others
+                if others
+                else "the model has no chat template; give one, or send a text prompt",
+                param="messages",
+            )
+        return self._templates[name].render(
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **kwargs,
+        )
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> list[int]:
+        """Token ids of `render_chat` (same arguments); one BOS, whoever writes it."""
+        return self._begin(self._encode(self.render_chat(messages, **kwargs)))

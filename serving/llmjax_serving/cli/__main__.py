@@ -1,0 +1,5 @@
+"""`python -m llmjax_serving.cli`, for where the `llmjax` script is not on the path."""
+
+from . import entry
+
+entry()

@@ -1,0 +1,21 @@
+"""Download a model so that it is there when needed."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+
+from .flags import set_up_logging
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="NAME", help="a name of the catalogue, or a hub id")
+
+
+def run(args: argparse.Namespace) -> int:
+    set_up_logging(logging.INFO)
+
+    from llmjax.checkpoint import pull
+
+    print(pull(args.model))
+    return 0

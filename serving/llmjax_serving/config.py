@@ -1,0 +1,37 @@
+"""Configuration of the HTTP side; every default is stated here and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmjax.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The HTTP side of a server.
+
+    Attributes:
+        host: address to listen on; 0.0.0.0 is every interface.
+        port: TCP port; 0 takes a free one.
+        api_key: what clients must send as a bearer token; None lets everyone in.
+        allowed_origins: web origins whose pages may call; "*" is all of them.
+        shutdown_timeout: seconds that running requests get to end after SIGTERM.
+        max_body_bytes: the largest request body.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    allowed_origins: tuple[str, ...] = ("*",)
+    shutdown_timeout: float = 30.0
+    max_body_bytes: int = 32 * 2**20
+
+    def __post_init__(self) -> None:
+        ranges = (("port", 0, 65535), ("shutdown_timeout", 0, 86400), ("max_body_bytes", 1, 2**40))
+        for name, least, most in ranges:
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise ConfigError(f"{name} is {value}, allowed: {least} to {most}")
+        if self.api_key == "":
+            raise ConfigError("api_key is empty, allowed: a key, or none at all")

@@ -1,0 +1,104 @@
+"""OpenAI error bodies: one place decides what each failure looks like to a client."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from llmjax.errors import EngineDeadError, InvalidRequestError, QueueFullError
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 5
+"""Retry-After while the server loads, drains or has stopped."""
+
+
+class ApiError(Exception):
+    """A failure as the client sees it: an HTTP status and OpenAI's error object."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+    @property
+    def type(self) -> str:
+        if self.status == 429:
+            return "rate_limit_error"
+        return "invalid_request_error" if self.status < 500 else "server_error"
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "error": {
+                "message": str(self),
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> web.Response:
+        return web.json_response(self.body(), status=self.status, headers=self.headers)
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    return ApiError(503, message, code=code, headers={"Retry-After": str(RETRY_SECONDS)})
+
+
+def api_error(error: Exception) -> ApiError:
+    """What a client is told of `error`; logs what only the operator should see."""
+    match error:
+        case ApiError():
+            return error
+        case InvalidRequestError():
+            status = 404 if error.code == "model_not_found" else 400
+            return ApiError(status, str(error), param=error.param, code=error.code)
+        case QueueFullError():
+            retry = {"Retry-After": str(error.retry_after)}
+            return ApiError(429, str(error), code="queue_full", headers=retry)
+        case EngineDeadError():
+            return unavailable(f"the engine has stopped: {error}", "engine_dead")
+        case web.HTTPException():
+            return http_error(error)
+        case _:
+            logger.error("a request failed", exc_info=error)
+            return ApiError(500, f"internal error ({type(error).__name__}); see the server's log")
+
+
+def http_error(error: web.HTTPException) -> ApiError:
+    """aiohttp's own refusals: no such route, wrong method, body too large."""
+    match error:
+        case web.HTTPRequestEntityTooLarge():
+            message = f"the request is too large: {error.text}"
+            return ApiError(413, message, code="request_too_large")
+        case web.HTTPMethodNotAllowed():
+            allowed = ", ".join(sorted(error.allowed_methods))
+            message = f"{error.method} is not allowed here, allowed: {allowed}"
+            return ApiError(405, message, code="method_not_allowed", headers={"Allow": allowed})
+        case web.HTTPNotFound():
+            return ApiError(404, "there is no such URL", code="not_found")
+        case _:
+            return ApiError(error.status, error.reason)
+
+
+@web.middleware
+async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except Exception as error:
+        return api_error(error).response()

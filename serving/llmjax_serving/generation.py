@@ -1,0 +1,162 @@
+"""Runs the prompts of one HTTP request through the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llmjax.metrics import Metrics
+from llmjax.request import RequestOutput, SamplingParams
+
+from .errors import unavailable
+
+if TYPE_CHECKING:
+    from llmjax.engine.async_engine import AsyncEngine
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt for the engine; `text` is None where the client sent ids."""
+
+    request_id: str
+    token_ids: list[int]
+    params: SamplingParams
+    text: str | None = None
+
+
+@dataclass
+class Stopwatch:
+    """Observes one prompt's progress into `metrics`."""
+
+    metrics: Metrics
+    arrival: float
+    choices: int
+    first: float = 0.0
+    last: float = 0.0
+    num_tokens: int = 0
+    finished: int = 0
+
+    def observe(self, output: RequestOutput) -> None:
+        now = time.monotonic()
+        new = sum(len(choice.token_ids) for choice in output.outputs)
+        if not self.first:
+            self.first = now
+            self.metrics.time_to_first_token.observe(now - self.arrival)
+            self.metrics.prompt_tokens.inc(len(output.prompt_token_ids))
+            self.metrics.request_prompt_tokens.observe(len(output.prompt_token_ids))
+        elif new:
+            # Tokens of several choices come out of one step, so the longest run counts.
+            longest = max(len(choice.token_ids) for choice in output.outputs)
+            self.metrics.inter_token_latency.observe((now - self.last) / longest)
+        self.last = now
+        self.num_tokens += new
+        self.metrics.generation_tokens.inc(new)
+        for choice in output.outputs:
+            if choice.finish_reason is not None:
+                self.finished += 1
+                self.metrics.count_finished(choice.finish_reason)
+
+    def close(self) -> None:
+        for _ in range(self.choices - self.finished):
+            self.metrics.count_finished("abort")
+        if not self.first:
+            return
+        self.metrics.e2e_latency.observe(self.last - self.arrival)
+        self.metrics.request_generation_tokens.observe(self.num_tokens)
+        per_choice = self.num_tokens / self.choices
+        if per_choice > 1:
+            mean = (self.last - self.first) / (per_choice - 1)
+            self.metrics.time_per_output_token.observe(mean)
+
+
+Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
+"""(number of the prompt, news of it)"""
+
+
+async def run_job(
+    engine: AsyncEngine, job: Job, metrics: Metrics, arrival: float
+) -> AsyncGenerator[RequestOutput, None]:
+    """Yields the news of one prompt; closing it early aborts the request."""
+    watch = Stopwatch(metrics, arrival, job.params.n)
+    stream = engine.generate(job.request_id, job.token_ids, job.params, prompt=job.text)
+    try:
+        async with aclosing(stream):
+            async for output in stream:
+                watch.observe(output)
+                if any(choice.finish_reason == "abort" for choice in output.outputs):
+                    raise unavailable("the server aborted this request", "aborted")
+                yield output
+    finally:
+        watch.close()
+
+
+async def run(
+    engine: AsyncEngine, jobs: Sequence[Job], metrics: Metrics, arrival: float
+) -> Outputs:
+    """Yields (prompt number, news) of all jobs as they come.
+
+    Nothing is pulled ahead of the consumer but one output of each job. Closing it early, or
+    an error of one job, aborts them all.
+    """
+    streams = [run_job(engine, job, metrics, arrival) for job in jobs]
+    if len(streams) == 1:
+        async with aclosing(streams[0]):
+            async for output in streams[0]:
+                yield 0, output
+        return
+    waiting: dict[asyncio.Task[Any], int] = {
+        asyncio.ensure_future(anext(stream)): i for i, stream in enumerate(streams)
+    }
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                index = waiting.pop(task)
+                with suppress(StopAsyncIteration):
+                    output = task.result()
+                    waiting[asyncio.ensure_future(anext(streams[index]))] = index
+                    yield index, output
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()
+
+
+async def collect(outputs: Outputs, num_prompts: int) -> list[RequestOutput]:
+    """Gathers the news of each prompt into one whole RequestOutput, choices by index."""
+    whole: list[RequestOutput | None] = [None] * num_prompts
+    async for index, news in outputs:
+        so_far = whole[index]
+        if so_far is None:
+            whole[index] = news
+        else:
+            merge(so_far, news)
+    for output in whole:
+        assert output is not None
+        output.outputs.sort(key=lambda choice: choice.index)
+    return whole  # type: ignore[return-value]
+
+
+def merge(so_far: RequestOutput, news: RequestOutput) -> None:
+    """Appends the deltas of `news` to `so_far`."""
+    known = {choice.index: choice for choice in so_far.outputs}
+    for choice in news.outputs:
+        old = known.get(choice.index)
+        if old is None:
+            so_far.outputs.append(choice)
+            continue
+        old.text += choice.text
+        old.token_ids += choice.token_ids
+        if choice.logprobs:
+            old.logprobs = [*(old.logprobs or []), *choice.logprobs]
+        old.finish_reason, old.stop_reason = choice.finish_reason, choice.stop_reason
+    if news.prompt_logprobs is not None:
+        so_far.prompt_logprobs = news.prompt_logprobs
+    so_far.num_cached_tokens = max(so_far.num_cached_tokens, news.num_cached_tokens)
+    so_far.finished = news.finished

@@ -1,0 +1,1 @@
+"""JSON request bodies -> typed requests, by field tables."""

@@ -1,0 +1,228 @@
+"""The body of /v1/chat/completions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from llmjax.errors import InvalidRequestError
+from llmjax.request import SamplingParams
+
+from .fields import Field, Parse, boolean, integer, list_of, mapping, only, read, refuse, text
+from .sampling import COMMON, NO_OPS, SAMPLING, Limits, StreamOptions, check_stream, sampling_params
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
+def role(value: Any, path: str) -> str:
+    if value not in ROLES:
+        raise refuse(path, value, ", ".join(ROLES))
+    # "developer" is OpenAI's later word for "system"; chat templates know the older one.
+    return "system" if value == "developer" else value
+
+
+def content(value: Any, path: str) -> str:
+    """Text, or a list of text parts, which are joined by newlines as in vLLM."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise refuse(path, value, "a string or a list of text parts")
+    return "\n".join(text_part(part, f"{path}[{i}]") for i, part in enumerate(value))
+
+
+def text_part(value: Any, path: str) -> str:
+    kind = mapping(value, path).get("type")
+    if kind not in ("text", "input_text", "output_text", "refusal"):
+        raise refuse(f"{path}.type", kind, '"text" (the model reads text only)')
+    key = "refusal" if kind == "refusal" else "text"
+    part = read(value, {key: Field(text, required=True)}, {"type": text}, f"{path}.")
+    return part[key]
+
+
+def tool_call(value: Any, path: str) -> dict[str, Any]:
+    """A call the assistant made; its JSON arguments become an object, as templates expect."""
+    call = read(
+        mapping(value, path),
+        {"id": Field(text), "function": Field(mapping, required=True)},
+        {"type": only("function"), "index": integer(0)},
+        f"{path}.",
+    )
+    function = read(
+        call["function"],
+        {"name": Field(text, required=True), "arguments": Field(arguments, {})},
+        {},
+        f"{path}.function.",
+    )
+    return {"id": call["id"], "type": "function", "function": function}
+
+
+def arguments(value: Any, path: str) -> dict[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value or "{}")
+        except (ValueError, RecursionError):
+            value = None
+    if not isinstance(value, dict):
+        raise refuse(path, value, "a JSON object as text")
+    return value
+
+
+MESSAGE: dict[str, Field] = {
+    "role": Field(role, required=True),
+    "content": Field(content),
+    "name": Field(text),
+    "tool_calls": Field(list_of(tool_call)),
+    "tool_call_id": Field(text),
+    "reasoning_content": Field(text),
+    "reasoning": Field(text),
+}
+
+MESSAGE_NO_OPS: dict[str, Parse] = {
+    "refusal": only(),
+    "annotations": only([]),
+    "audio": only(),
+    "function_call": only(),
+}
+
+
+def message(value: Any, path: str) -> dict[str, Any]:
+    values = read(mapping(value, path), MESSAGE, MESSAGE_NO_OPS, f"{path}.")
+    if values["content"] is None:
+        if values["role"] != "assistant":
+            raise InvalidRequestError(f"{path}.content is required", param=f"{path}.content")
+        values["content"] = ""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def messages(value: Any, path: str) -> list[dict[str, Any]]:
+    if not value:
+        raise refuse(path, value, "a list of at least one message")
+    return list_of(message)(value, path)
+
+
+PROMPT: dict[str, Field] = {
+    "messages": Field(messages, required=True),
+    "add_generation_prompt": Field(boolean, True),
+    "continue_final_message": Field(boolean, False),
+    "chat_template_kwargs": Field(mapping, {}),
+}
+"""Fields that make the prompt text; /tokenize has them too."""
+
+FIELDS: dict[str, Field] = {
+    **COMMON,
+    **SAMPLING,
+    **PROMPT,
+    "max_tokens": Field(integer(1)),
+    "max_completion_tokens": Field(integer(1)),
+    "logprobs": Field(boolean, False),
+    "top_logprobs": Field(integer(0)),
+}
+
+PROMPT_NO_OPS: dict[str, Parse] = {
+    "add_special_tokens": only(False),
+    "chat_template": only(),
+    "documents": only([]),
+    "mm_processor_kwargs": only(),
+    "tools": only([]),
+}
+
+CHAT_NO_OPS: dict[str, Parse] = {
+    **NO_OPS,
+    **PROMPT_NO_OPS,
+    "audio": only(),
+    "best_of": only(1),
+    "echo": only(False),
+    "function_call": only("none", "auto"),
+    "functions": only([]),
+    "include_reasoning": only(True),
+    "modalities": only(["text"]),
+    "parallel_tool_calls": boolean,
+    "prediction": only(),
+    "reasoning_effort": only("none"),
+    "tool_choice": only("none", "auto"),
+    "verbosity": only("medium"),
+    "web_search_options": only(),
+}
+
+RESERVED_TEMPLATE_NAMES = frozenset(
+    ("self", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+)
+"""Arguments of `Tokenizer.encode_chat` that are no variables of the template."""
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """What the chat template is given."""
+
+    messages: list[dict[str, Any]]
+    add_generation_prompt: bool
+    continue_final_message: bool
+    template_kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """Attributes:
+    params: max_tokens is None where the client said nothing (the rest of the context).
+    """
+
+    model: str | None
+    prompt: ChatPrompt
+    params: SamplingParams
+    stream: bool
+    stream_options: StreamOptions
+    return_token_ids: bool
+
+
+def chat_prompt(values: dict[str, Any]) -> ChatPrompt:
+    generate, proceed = values["add_generation_prompt"], values["continue_final_message"]
+    if generate and proceed:
+        raise InvalidRequestError(
+            "add_generation_prompt and continue_final_message exclude each other; "
+            "set add_generation_prompt to false",
+            param="continue_final_message",
+        )
+    if proceed and values["messages"][-1]["role"] != "assistant":
+        raise InvalidRequestError(
+            "continue_final_message needs an assistant message at the end of messages",
+            param="continue_final_message",
+        )
+    taken = RESERVED_TEMPLATE_NAMES.intersection(values["chat_template_kwargs"])
+    if taken:
+        raise refuse("chat_template_kwargs", sorted(taken), "names other than these")
+    return ChatPrompt(values["messages"], generate, proceed, values["chat_template_kwargs"])
+
+
+def parse_chat(body: Any, limits: Limits) -> ChatRequest:
+    """Reads the JSON body of /v1/chat/completions.
+
+    Raises:
+        InvalidRequestError: names the field at fault.
+    """
+    values = read(mapping(body, "the body"), FIELDS, CHAT_NO_OPS)
+    options = check_stream(values)
+    top_logprobs, older, newer = (
+        values[name] for name in ("top_logprobs", "max_tokens", "max_completion_tokens")
+    )
+    if top_logprobs is not None and not values["logprobs"]:
+        raise InvalidRequestError(
+            "top_logprobs is allowed only where logprobs is true", param="top_logprobs"
+        )
+    if older is not None and newer is not None and older != newer:
+        raise refuse("max_tokens", older, f"the value of max_completion_tokens ({newer})")
+    params = sampling_params(
+        values,
+        limits,
+        max_tokens=newer if newer is not None else older,
+        logprobs=(top_logprobs or 0) if values["logprobs"] else None,
+        logprobs_field="top_logprobs",
+    )
+    return ChatRequest(
+        model=values["model"],
+        prompt=chat_prompt(values),
+        params=params,
+        stream=values["stream"],
+        stream_options=options,
+        return_token_ids=values["return_token_ids"],
+    )

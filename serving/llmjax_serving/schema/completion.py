@@ -1,0 +1,120 @@
+"""The body of /v1/completions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from llmjax.errors import InvalidRequestError
+from llmjax.request import SamplingParams
+
+from .fields import Field, Parse, boolean, integer, is_integer, mapping, only, read, refuse
+from .sampling import (
+    COMMON,
+    NO_OPS,
+    SAMPLING,
+    Limits,
+    StreamOptions,
+    check_stream,
+    sampling_params,
+    token_ids,
+)
+
+DEFAULT_MAX_TOKENS = 16
+
+
+def prompt_list(value: Any, path: str) -> list[str | list[int]]:
+    """A string, a list of token ids, or a list of either."""
+    if isinstance(value, str) or (value and isinstance(value, list) and is_integer(value[0])):
+        value = [value]
+    if not isinstance(value, list):
+        raise refuse(path, value, "a string, a list of strings, token ids, or lists of token ids")
+    if not value:
+        raise InvalidRequestError(f"{path} is [], an empty prompt", param=path)
+    for item in value:
+        if not isinstance(item, str | list):
+            raise refuse(path, item, "strings or lists of token ids")
+    return value
+
+
+FIELDS: dict[str, Field] = {
+    **COMMON,
+    **SAMPLING,
+    "prompt": Field(prompt_list, required=True),
+    "max_tokens": Field(integer(0)),
+    "logprobs": Field(integer(0)),
+    "echo": Field(boolean, False),
+    "best_of": Field(integer(1)),
+    "add_special_tokens": Field(boolean, True),
+}
+
+COMPLETION_NO_OPS: dict[str, Parse] = {
+    **NO_OPS,
+    "suffix": only(""),
+    "prompt_embeds": only(),
+}
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    """Attributes:
+    params: max_tokens is None where the client said nothing.
+    echo_only: the prompt is asked back and nothing else (max_tokens 0 with echo).
+    """
+
+    model: str | None
+    prompts: list[str | list[int]]
+    params: SamplingParams
+    stream: bool
+    stream_options: StreamOptions
+    echo: bool
+    echo_only: bool
+    add_special_tokens: bool
+    return_token_ids: bool
+    return_prompt_logprobs: bool
+
+
+def parse_completion(body: Any, limits: Limits) -> CompletionRequest:
+    """Reads the JSON body of /v1/completions.
+
+    Raises:
+        InvalidRequestError: names the field at fault.
+    """
+    values = read(mapping(body, "the body"), FIELDS, COMPLETION_NO_OPS)
+    options = check_stream(values)
+    most, count = limits.max_prompts, len(values["prompt"])
+    if most is not None and count > most:
+        message = f"{count} prompts were sent, allowed: {most} (the server's --max-queue-len)"
+        raise InvalidRequestError(message, param="prompt")
+    prompts = [
+        prompt if isinstance(prompt, str) else token_ids(prompt, limits, "prompt")
+        for prompt in values["prompt"]
+    ]
+    n, best_of = values["n"] or 1, values["best_of"]
+    if best_of not in (None, n):
+        raise refuse("best_of", best_of, f"the value of n ({n})")
+    max_tokens, echo = values["max_tokens"], values["echo"]
+    if max_tokens == 0 and not echo:
+        raise refuse("max_tokens", 0, "an integer from 1, or 0 where echo is true")
+    wants_prompt_logprobs = values["prompt_logprobs"] is not None
+    if echo and values["logprobs"] is not None and not wants_prompt_logprobs:
+        values["prompt_logprobs"] = values["logprobs"]
+    params = sampling_params(
+        values,
+        limits,
+        max_tokens=1 if max_tokens == 0 else max_tokens,
+        logprobs=values["logprobs"],
+        logprobs_field="logprobs",
+    )
+    return CompletionRequest(
+        model=values["model"],
+        prompts=prompts,
+        params=params,
+        stream=values["stream"],
+        stream_options=options,
+        echo=echo,
+        echo_only=max_tokens == 0,
+        add_special_tokens=values["add_special_tokens"],
+        return_token_ids=values["return_token_ids"],
+        return_prompt_logprobs=wants_prompt_logprobs,
+    )

@@ -1,0 +1,172 @@
+"""The fields that completions and chat share, and their SamplingParams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llmjax.errors import InvalidRequestError
+from llmjax.request import SamplingParams
+
+from .fields import (
+    Field,
+    Parse,
+    boolean,
+    integer,
+    is_integer,
+    list_of,
+    mapping,
+    number,
+    one_or_list_of,
+    only,
+    read,
+    refuse,
+    text,
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the loaded model allows.
+
+    Attributes:
+        vocab_size: token ids are below it.
+        max_prompts: of one request; None is no limit.
+        defaults: sampling values of the model's authors, where a client says nothing.
+    """
+
+    vocab_size: int
+    max_logprobs: int
+    max_prompts: int | None
+    defaults: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    include_usage: bool = False
+    continuous_usage: bool = False
+
+
+def logit_bias(value: Any, path: str) -> dict[int, float]:
+    biases = {}
+    for key, bias in mapping(value, path).items():
+        if not (key.isascii() and key.isdecimal()):
+            raise refuse(path, {key: bias}, "token ids as keys")
+        biases[int(key)] = number(bias, f"{path}.{key}")
+    return biases
+
+
+def stream_options(value: Any, path: str) -> StreamOptions:
+    table = {
+        "include_usage": Field(boolean, False),
+        "continuous_usage_stats": Field(boolean, False),
+    }
+    options = read(mapping(value, path), table, {"include_obfuscation": only(False)}, f"{path}.")
+    return StreamOptions(options["include_usage"], options["continuous_usage_stats"])
+
+
+SAMPLING: dict[str, Field] = {
+    "n": Field(integer()),
+    "temperature": Field(number),
+    "top_p": Field(number),
+    "top_k": Field(integer()),
+    "min_p": Field(number),
+    "repetition_penalty": Field(number),
+    "presence_penalty": Field(number),
+    "frequency_penalty": Field(number),
+    "seed": Field(integer()),
+    "min_tokens": Field(integer()),
+    "stop": Field(one_or_list_of(text)),
+    "stop_token_ids": Field(list_of(integer(0))),
+    "ignore_eos": Field(boolean),
+    "prompt_logprobs": Field(integer(0)),
+    "logit_bias": Field(logit_bias),
+    "include_stop_str_in_output": Field(boolean),
+    "skip_special_tokens": Field(boolean),
+}
+"""Fields of the same name and meaning in SamplingParams, which holds defaults and ranges."""
+
+COMMON: dict[str, Field] = {
+    "model": Field(text),
+    "stream": Field(boolean, False),
+    "stream_options": Field(stream_options),
+    "return_token_ids": Field(boolean, False),
+}
+
+NO_OPS: dict[str, Parse] = {
+    # OpenAI: hints and labels that need no answer.
+    "user": text,
+    "metadata": mapping,
+    "safety_identifier": text,
+    "prompt_cache_key": text,
+    "service_tier": only("auto", "default"),
+    "store": only(False),
+    # vLLM: features that are off at these values.
+    "allowed_token_ids": only(),
+    "bad_words": only([]),
+    "cache_salt": only(),
+    "kv_transfer_params": only(),
+    "length_penalty": only(1.0),
+    "logits_processors": only([]),
+    "priority": only(0),
+    "response_format": only({"type": "text"}),
+    "return_tokens_as_token_ids": only(False),
+    "spaces_between_special_tokens": only(True),
+    "structured_outputs": only(),
+    "truncate_prompt_tokens": only(),
+    "use_beam_search": only(False),
+}
+"""Fields that completions and chat accept where their value asks for nothing."""
+
+
+def check_model(requested: str | None, served: str) -> None:
+    if requested is not None and requested != served:
+        raise InvalidRequestError(
+            f"the model {requested!r} does not exist; this server has {served!r}",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def check_stream(values: Mapping[str, Any]) -> StreamOptions:
+    if values["stream_options"] is not None and not values["stream"]:
+        raise InvalidRequestError(
+            "stream_options is allowed only where stream is true", param="stream_options"
+        )
+    if values["stream"] and values["prompt_logprobs"] is not None:
+        raise InvalidRequestError(
+            "prompt_logprobs cannot be streamed; set stream to false", param="prompt_logprobs"
+        )
+    return values["stream_options"] or StreamOptions()
+
+
+def sampling_params(
+    values: Mapping[str, Any],
+    limits: Limits,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    logprobs_field: str,
+) -> SamplingParams:
+    """SamplingParams of a request that was read by a table with SAMPLING in it.
+
+    Raises:
+        InvalidRequestError: a value is out of its range or beyond what the model has.
+    """
+    counts = {logprobs_field: logprobs, "prompt_logprobs": values["prompt_logprobs"]}
+    for field, count in counts.items():
+        if count is not None and count > limits.max_logprobs:
+            raise refuse(field, count, f"up to {limits.max_logprobs} (the server's --max-logprobs)")
+    for field in ("logit_bias", "stop_token_ids"):
+        token_ids(values[field] or (), limits, field)
+    given = {name: values[name] for name in SAMPLING if values[name] is not None}
+    return SamplingParams(**{**limits.defaults, **given}, max_tokens=max_tokens, logprobs=logprobs)
+
+
+def token_ids(ids: Iterable[Any], limits: Limits, path: str) -> list[int]:
+    """`ids`, proved to be tokens of the model: a gather on the device would only clamp them."""
+    for token in ids:
+        if not (is_integer(token) and 0 <= token < limits.vocab_size):
+            raise refuse(path, token, f"token ids from 0 to {limits.vocab_size - 1}")
+    return [int(token) for token in ids]

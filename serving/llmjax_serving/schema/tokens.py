@@ -1,0 +1,60 @@
+"""The bodies of /tokenize and /detokenize, with vLLM's fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .chat import PROMPT, PROMPT_NO_OPS, ChatPrompt, chat_prompt
+from .fields import Field, array, boolean, mapping, read, text
+from .sampling import Limits, token_ids
+
+TOKENIZE_TEXT: dict[str, Field] = {
+    "model": Field(text),
+    "prompt": Field(text, required=True),
+    "add_special_tokens": Field(boolean, True),
+    "return_token_strs": Field(boolean, False),
+}
+
+TOKENIZE_CHAT: dict[str, Field] = {
+    **PROMPT,
+    "model": Field(text),
+    "return_token_strs": Field(boolean, False),
+}
+
+DETOKENIZE: dict[str, Field] = {
+    "model": Field(text),
+    "tokens": Field(array, required=True),
+}
+
+
+@dataclass(frozen=True)
+class TokenizeRequest:
+    model: str | None
+    prompt: str | ChatPrompt
+    add_special_tokens: bool
+    return_token_strs: bool
+
+
+@dataclass(frozen=True)
+class DetokenizeRequest:
+    model: str | None
+    tokens: list[int]
+
+
+def parse_tokenize(body: Any) -> TokenizeRequest:
+    """Reads a prompt or chat messages. Raises InvalidRequestError."""
+    if "messages" in mapping(body, "the body"):
+        values = read(body, TOKENIZE_CHAT, PROMPT_NO_OPS)
+        prompt: str | ChatPrompt = chat_prompt(values)
+        special = False
+    else:
+        values = read(body, TOKENIZE_TEXT, {})
+        prompt, special = values["prompt"], values["add_special_tokens"]
+    return TokenizeRequest(values["model"], prompt, special, values["return_token_strs"])
+
+
+def parse_detokenize(body: Any, limits: Limits) -> DetokenizeRequest:
+    """Reads token ids of the model. Raises InvalidRequestError."""
+    values = read(mapping(body, "the body"), DETOKENIZE, {})
+    return DetokenizeRequest(values["model"], token_ids(values["tokens"], limits, "tokens"))

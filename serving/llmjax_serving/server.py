@@ -1,0 +1,206 @@
+"""A server's life: bind, load, serve, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+from aiohttp.abc import AbstractAccessLogger
+
+from llmjax.config import EngineConfig
+from llmjax.errors import ConfigError
+
+from .app import make_app
+from .config import ServerConfig
+from .state import ServerState
+
+if TYPE_CHECKING:
+    from llmjax.engine.async_engine import AsyncEngine
+
+logger = logging.getLogger(__name__)
+
+LAST_WORDS_SECONDS = 5.0
+"""What handlers get, once the engine has stopped, to tell their clients so."""
+
+QUIET_PATHS = frozenset({"/health", "/metrics"})
+"""Asked for every few seconds by machines; logging that hides the rest."""
+
+
+class AccessLogger(AbstractAccessLogger):
+    """A line for each request."""
+
+    def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
+        if request.path not in QUIET_PATHS:
+            what = f"{request.method} {request.path_qs}"
+            self.logger.info("%s %s %d %.3f s", request.remote, what, response.status, time)
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A listening socket. Raises ConfigError where the address cannot be had."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, proto)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"cannot listen on {config.host} port {config.port}: {error}") from error
+    return sock
+
+
+def load_engine(config: EngineConfig) -> AsyncEngine:
+    from llmjax.engine.async_engine import AsyncEngine
+
+    return AsyncEngine(config)
+
+
+def in_daemon_thread(work: Callable[[], AsyncEngine]) -> asyncio.Future[AsyncEngine]:
+    """Runs `work` in a thread that does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[AsyncEngine] = loop.create_future()
+
+    def settle(result: AsyncEngine | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        elif result is not None:
+            future.set_result(result)
+
+    def target() -> None:
+        try:
+            result, error = work(), None
+        except BaseException as caught:
+            result, error = None, caught
+        # The loop is closed where the server has ended meanwhile.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=target, name="load", daemon=True).start()
+    return future
+
+
+class Server:
+    """One model behind one port.
+
+    Args:
+        load: makes the engine; may take long and runs in a thread.
+        on_ready: called with the engine and the URL when requests are taken.
+    """
+
+    def __init__(
+        self,
+        state: ServerState,
+        load: Callable[[], AsyncEngine],
+        on_ready: Callable[[AsyncEngine, str], None],
+    ):
+        self.state = state
+        self._load = load
+        self._on_ready = on_ready
+        self._signals = 0
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serves until SIGTERM or SIGINT.
+
+        The port is taken before the model is loaded, so a conflict shows at once.
+
+        Returns:
+            The exit status: 0, or 1 where a second signal cut requests off.
+
+        Raises:
+            LlmjaxError: the port cannot be had or the model cannot be loaded.
+        """
+        sock = bind(self.state.config)
+        # A client that goes away cancels its handler, which aborts its request.
+        runner = web.AppRunner(
+            make_app(self.state),
+            handler_cancellation=True,
+            shutdown_timeout=LAST_WORDS_SECONDS,
+            access_log_class=AccessLogger,
+        )
+        await runner.setup()
+        try:
+            await web.SockSite(runner, sock, backlog=1024).start()
+            self._listen_to_signals()
+            engine = await self._loaded()
+            if engine is None:
+                return 0
+            engine.start()
+            self.state.engine = engine
+            self._on_ready(engine, url(sock, self.state.config.host))
+            await self._stop.wait()
+            return await self._drain(engine)
+        finally:
+            await runner.cleanup()
+            self.state.pool.shutdown(wait=False, cancel_futures=True)
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._signals += 1
+        self.state.draining = True
+        if self._signals == 1:
+            logger.info("%s: no new requests; waiting for the running ones", number.name)
+            self._stop.set()
+        else:
+            logger.info("%s again: stopping now", number.name)
+            self._stop_now.set()
+
+    async def _loaded(self) -> AsyncEngine | None:
+        """The engine, or None where a signal came first."""
+        loading = in_daemon_thread(self._load)
+        await first_of(loading, self._stop)
+        if not loading.done():
+            loading.cancel()
+            return None
+        return loading.result()
+
+    async def _drain(self, engine: AsyncEngine) -> int:
+        draining = asyncio.ensure_future(engine.drain(self.state.config.shutdown_timeout))
+        await first_of(draining, self._stop_now)
+        cut_off = not draining.done()
+        if cut_off:
+            draining.cancel()
+            engine.stop()
+        if self.state.active:
+            await asyncio.wait(self.state.active, timeout=LAST_WORDS_SECONDS)
+        return 1 if cut_off else 0
+
+
+async def first_of(future: asyncio.Future[Any], event: asyncio.Event) -> None:
+    """Waits until `future` is done or `event` is set."""
+    waiting = asyncio.ensure_future(event.wait())
+    await asyncio.wait({future, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+
+
+def url(sock: socket.socket, host: str) -> str:
+    """Where a client on this machine reaches the socket."""
+    port = sock.getsockname()[1]
+    if host in ("", "0.0.0.0", "::"):
+        host = "localhost"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def serve(
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    on_ready: Callable[[AsyncEngine, str], None],
+) -> int:
+    """Loads the model and serves it; see `Server.run`."""
+    model = engine_config.model
+    state = ServerState(model.served_model_name or model.model, server_config)
+    return await Server(state, lambda: load_engine(engine_config), on_ready).run()

@@ -1,0 +1,85 @@
+"""What the routes share: the engine once it is there, and where the server stands."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from aiohttp import web
+
+from .config import ServerConfig
+from .errors import Handler, unavailable
+from .schema.sampling import Limits
+
+if TYPE_CHECKING:
+    from llmjax.engine.async_engine import AsyncEngine
+
+T = TypeVar("T")
+
+
+@dataclass
+class ServerState:
+    """Attributes:
+    model_name: what clients call the model.
+    engine: None until the model is loaded.
+    draining: no new requests are taken.
+    active: handlers that generate.
+    pool: threads that tokenise, so that the event loop does not.
+    """
+
+    model_name: str
+    config: ServerConfig
+    engine: AsyncEngine | None = None
+    draining: bool = False
+    active: set[asyncio.Task[Any]] = field(default_factory=set)
+    created: int = field(default_factory=lambda: int(time.time()))
+    pool: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(4, thread_name_prefix="tokenise")
+    )
+
+    def loaded_engine(self) -> AsyncEngine:
+        """The engine. Raises ApiError (503) while the model is loading."""
+        if self.engine is None:
+            raise unavailable("the model is loading", "loading")
+        return self.engine
+
+    def ready_engine(self) -> AsyncEngine:
+        """The engine. Raises ApiError (503) while no new requests are taken."""
+        if self.draining:
+            raise unavailable("the server is shutting down", "shutting_down")
+        return self.loaded_engine()
+
+    @property
+    def limits(self) -> Limits:
+        engine = self.ready_engine()
+        return Limits(
+            vocab_size=engine.vocab_size,
+            max_logprobs=engine.config.max_logprobs,
+            max_prompts=engine.config.scheduler.max_queue_len,
+            defaults=engine.generation_defaults,
+        )
+
+    async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.pool, work, *args)
+
+
+STATE = web.AppKey("state", ServerState)
+
+
+@web.middleware
+async def active_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Keeps count of POST handlers, which draining waits for."""
+    if request.method != "POST":
+        return await handler(request)
+    state, task = request.app[STATE], asyncio.current_task()
+    assert task is not None
+    state.ready_engine()
+    state.active.add(task)
+    try:
+        return await handler(request)
+    finally:
+        state.active.discard(task)

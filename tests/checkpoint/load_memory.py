@@ -1,0 +1,23 @@
+"""Run by a test: prints how far loading a model raised the peak of resident memory."""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+
+from llmjax.checkpoint import load_model
+
+
+def peak() -> int:
+    """Bytes. getrusage would count the parent's memory, which a fork passes on."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+small, big, dtype = sys.argv[1:]
+load_model(small, dtype=dtype, progress=False)
+before = peak()
+model = load_model(big, dtype=dtype, progress=False)
+weights = sum(leaf.nbytes for leaf in jax.tree.leaves(model.state))
+print(json.dumps({"weights": weights, "rise": peak() - before}))

@@ -1,0 +1,77 @@
+"""Loading keeps no second copy of the weights in host memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import ml_dtypes
+import numpy as np
+import pytest
+from gguf.constants import GGMLQuantizationType
+from test_sharded import run
+from tiny_files import (
+    HIDDEN,
+    TINY_TOKENIZER,
+    finish,
+    gguf_tensors,
+    hf_tensors,
+    new_writer,
+    write_folder,
+)
+
+from llmjax.checkpoint import convert
+
+ROWS = 1 << 19
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc"
+)
+
+
+@pytest.fixture
+def big_tensors():
+    """A model whose embedding and head are 128 MB each in float32."""
+    table = np.full((ROWS, HIDDEN), 0.5, np.float32)
+    return hf_tensors() | {"model.embed_tokens.weight": table, "lm_head.weight": table}
+
+
+@pytest.fixture
+def folders(tmp_path, tiny_model):
+    def write(name, tensors, **config):
+        folder = write_folder(tmp_path / name, tensors, **config)
+        for file in TINY_TOKENIZER:
+            (folder / file).write_bytes((tiny_model / file).read_bytes())
+        return folder
+
+    return write
+
+
+def assert_lean(small, big, dtype):
+    found = run("load_memory.py", small, big, dtype)
+    assert found["weights"] > 130e6
+    assert found["rise"] <= 1.3 * found["weights"]
+
+
+@pytest.mark.parametrize(("stored", "dtype"), [("bf16", "float32"), ("f4", "bfloat16")])
+def test_safetensors(folders, big_tensors, stored, dtype):
+    stored = np.dtype(ml_dtypes.bfloat16 if stored == "bf16" else stored)
+    tensors = {name: value.astype(stored) for name, value in big_tensors.items()}
+    assert_lean(folders("small", None), folders("big", tensors, vocab_size=ROWS), dtype)
+
+
+def test_gguf(folders, big_tensors, tmp_path):
+    writer = new_writer(tmp_path / "big.gguf")
+    q8_0 = GGMLQuantizationType.Q8_0
+    for name, value in gguf_tensors(big_tensors).items():
+        if len(value) == ROWS:
+            writer.add_tensor(name, gguf.quants.quantize(value, q8_0), raw_dtype=q8_0)
+        else:
+            writer.add_tensor(name, value)
+    finish(writer)
+    assert_lean(folders("small", None), tmp_path / "big.gguf", "float32")
+
+
+def test_orbax(folders, big_tensors, tmp_path):
+    big = folders("big", big_tensors, vocab_size=ROWS)
+    small = convert(folders("small", None), tmp_path / "small-out", progress=False)
+    assert_lean(small, convert(big, tmp_path / "big-out", progress=False), "float32")

@@ -1,0 +1,46 @@
+"""What many tests share: a tiny model with a tokenizer, and the folder of shared material."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+HERE = Path(__file__).parent
+CHAT_TEMPLATE = (
+    "{% for m in messages %}"
+    "{% if m.role not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('unknown role ' ~ m.role) }}{% endif %}"
+    "<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer Llama with a byte-level tokenizer: ids 3 to 258 are the bytes."""
+    folder = tmp_path_factory.mktemp("tiny") / "tiny-llama"
+    shutil.copytree(HERE / "models" / "fixtures" / "smollm2", folder)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {"<pad>": 0, "<s>": 1, "</s>": 2} | {c: i + 3 for i, c in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<pad>", "<s>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": CHAT_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Material beside the checkout that the project does not carry itself."""
+    folder = Path(os.environ.get("LLMJAX_SHARED", HERE.parent.parent / "shared"))
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is absent: it holds public data that is not copied here")
+    return folder

@@ -1,0 +1,302 @@
+"""A scheduler in front of a device that is made of hashes, with every rule checked each step.
+
+The device keeps real pages and a history per slot, runs steps in order, and derives each
+token from what it reads there: a page handed out too early or a wrong position changes the
+tokens, which are compared with those of the same sequence alone.
+"""
+
+from collections import defaultdict, deque
+from itertools import count, pairwise
+
+from llmjax.cache.block_pool import BlockPool
+from llmjax.config import CompileConfig, SchedulerConfig
+from llmjax.engine.buckets import Buckets
+from llmjax.engine.scheduler import Scheduler
+from llmjax.request import (
+    FinishReason,
+    Request,
+    SamplingParams,
+    Sequence,
+    Status,
+    TokenLogprobs,
+)
+
+VOCAB = 20
+EOS = 0
+STOP = 1
+
+
+def mix(state: int, token: int) -> int:
+    return ((state ^ (token + 1)) * 0x9E3779B1 + (state >> 7)) & 0xFFFFFFFF
+
+
+def next_token(state: int, seed: int) -> int:
+    return (state // 7 + seed) % VOCAB
+
+
+def prompt_logprob(state: int, token: int) -> TokenLogprobs:
+    return TokenLogprobs(token, -float(state % 97), 1, (), ())
+
+
+def alone(seq: Sequence, max_len: int) -> tuple[list[int], FinishReason]:
+    """The output tokens of a sequence that nobody disturbs, and why it ends."""
+    params, state, output = seq.request.params, 7, []
+    for token in seq.request.prompt_token_ids:
+        state = mix(state, token)
+    while True:
+        token = next_token(state, seq.seed)
+        output.append(token)
+        state = mix(state, token)
+        if len(output) > params.min_tokens:
+            if token == EOS and not params.ignore_eos:
+                return output, FinishReason.STOP
+            if token in params.stop_token_ids:
+                return output, FinishReason.STOP
+        if seq.prompt_len + len(output) == max_len:
+            return output, FinishReason.LENGTH
+
+
+def prompt_logprobs(seq: Sequence) -> list[TokenLogprobs]:
+    state, entries = 7, []
+    for token, follower in pairwise(seq.request.prompt_token_ids):
+        state = mix(state, token)
+        entries.append(prompt_logprob(state, follower))
+    return entries
+
+
+class HashDevice:
+    def __init__(self, num_blocks: int, block_size: int, num_slots: int, max_model_len: int):
+        self.block_size = block_size
+        self.pages = [[None] * block_size for _ in range(num_blocks)]
+        self.history = [[None] * max_model_len for _ in range(num_slots)]
+
+    def run(self, plan):
+        """Token and prompt logprobs of each chunk."""
+        tokens, prompts = [], []
+        for chunk in plan.chunks:
+            seq, end = chunk.seq, chunk.start + chunk.count
+            history, states = self.history[seq.slot], []
+            for position in range(chunk.start, end):
+                if position < len(seq.tokens):
+                    history[position] = seq.tokens[position]
+                before = self._read(seq, position - 1) if position else 7
+                state = mix(before, history[position])
+                page = seq.block_table[position // self.block_size]
+                self.pages[page][position % self.block_size] = state
+                states.append(state)
+            tokens.append(next_token(states[-1], seq.seed) if chunk.samples else None)
+            if chunk.samples and end < len(history):
+                history[end] = tokens[-1]
+            wanted = seq.request.params.prompt_logprobs is not None
+            first = max(chunk.start, seq.num_prompt_logprobs)
+            ids = seq.request.prompt_token_ids[first + 1 : end + 1]
+            rows = zip(states[first - chunk.start :], ids, strict=False)
+            prompts.append([prompt_logprob(s, t) for s, t in rows] if wanted else [])
+        return tokens, prompts
+
+    def _read(self, seq, position):
+        page = seq.block_table[position // self.block_size]
+        return self.pages[page][position % self.block_size]
+
+
+class Harness:
+    """Drives a scheduler and the hash device, up to `depth` steps in flight."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig | None = None,
+        *,
+        compile_config: CompileConfig | None = None,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        max_model_len: int = 64,
+        depth: int = 2,
+        ready: bool = True,
+    ):
+        self.config = config or SchedulerConfig()
+        self.buckets = Buckets(
+            self.config,
+            compile_config or CompileConfig(),
+            max_model_len=max_model_len,
+            block_size=block_size,
+        )
+        self.pool = BlockPool(num_blocks)
+        self.scheduler = Scheduler(
+            self.config,
+            self.buckets,
+            self.pool,
+            block_size=block_size,
+            max_model_len=max_model_len,
+        )
+        slots = self.config.max_num_seqs
+        self.device = HashDevice(num_blocks, block_size, slots, max_model_len)
+        self.depth = depth
+        self.in_flight: deque = deque()
+        self.sequences: dict[tuple[str, int], Sequence] = {}
+        self.max_len: dict[tuple[str, int], int] = {}
+        self.output = defaultdict(list)
+        self.prompt_logprobs = defaultdict(list)
+        self.finish = {}
+        self.last_admitted = 0
+        self.ids = map(str, count())
+        if ready:
+            self.all_ready()
+
+    def all_ready(self) -> None:
+        for bucket in self.buckets.all:
+            self.buckets.mark_ready(bucket)
+
+    def add(self, prompt: list[int], *, id: str | None = None, **params) -> list[Sequence]:
+        """Adds the sequences of one request; raises what the scheduler raises for the first."""
+        request = Request(
+            id or next(self.ids), prompt, SamplingParams(**params), eos_token_ids=frozenset({EOS})
+        )
+        added = []
+        for index in range(request.params.n):
+            seq = Sequence(request, index, index, list(prompt))
+            self.scheduler.add(seq)
+            key = (request.id, index)
+            self.sequences[key] = seq
+            self.max_len[key] = self.scheduler._max_len[seq]
+            added.append(seq)
+        self.scheduler.check_balance()
+        return added
+
+    def abort(self, request_id: str, index: int | None = None) -> list:
+        deltas = self.scheduler.abort(request_id, index)
+        self._receive(deltas)
+        self.scheduler.check_balance()
+        return deltas
+
+    def dispatch(self):
+        """Schedules and starts a step; None where there is none."""
+        scheduler = self.scheduler
+        running = list(scheduler._running)
+        decodes = [s for s in running if self._decodes(s)]
+        live = sorted((*running, *scheduler._waiting), key=lambda s: s.arrival)
+        oldest = live[0] if live else None
+        was_idle = oldest is not None and not oldest.in_flight and not scheduler._leaving
+        preemptions = oldest.num_preemptions if oldest else 0
+        plan = scheduler.schedule()
+        scheduler.check_balance()
+        rows = {chunk.seq for chunk in plan.chunks} if plan else set()
+        for seq in decodes:
+            excused = scheduler._num_promised or seq.status is Status.WAITING
+            assert seq in rows or excused, "a decode was left out"
+        if was_idle and self.config.enable_chunked_prefill and self.buckets.max_seqs:
+            assert oldest in rows, "the oldest sequence does not go on"
+        if oldest:
+            assert oldest.num_preemptions == preemptions, "the oldest was preempted"
+        if plan is None:
+            return None
+        self._check(plan, decodes)
+        self._check_padding(plan, decodes)
+        tables = [(seq, list(seq.block_table), seq.slot) for seq in rows]
+        self.in_flight.append((plan, self.device.run(plan), tables))
+        return plan
+
+    def _decodes(self, seq: Sequence) -> bool:
+        key = (seq.request.id, seq.index)
+        known = seq.num_tokens
+        alive = seq.prompt_len < known < self.max_len[key]
+        return alive and known - seq.num_computed == 1
+
+    def _check(self, plan, decodes) -> None:
+        bucket, chunks, config = plan.bucket, plan.chunks, self.config
+        counts = [chunk.count for chunk in chunks]
+        assert bucket in self.buckets.ready
+        assert plan.num_tokens == sum(counts) <= min(bucket.tokens, config.max_num_batched_tokens)
+        assert len(chunks) <= min(bucket.seqs, config.max_num_seqs)
+        assert len({chunk.seq for chunk in chunks}) == len(chunks)
+        assert not bucket.decode_only or set(counts) == {1}
+        assert plan.num_pages <= bucket.pages
+        size = self.scheduler.block_size
+        assert plan.num_pages == max(-(-(c.start + c.count) // size) for c in chunks)
+        prompts = [chunk for chunk in chunks if chunk.seq not in decodes]
+        if config.enable_chunked_prefill:
+            assert all(chunk.count <= config.prefill_chunk_size for chunk in prompts)
+            if decodes:
+                assert sum(chunk.count for chunk in prompts) <= config.prefill_chunk_size
+        for chunk in prompts:
+            if chunk.start == 0 and not chunk.seq.num_preemptions:
+                assert chunk.seq.arrival > self.last_admitted, "admitted out of order"
+                self.last_admitted = chunk.seq.arrival
+            if not config.enable_chunked_prefill and not chunk.seq.output_len:
+                assert (chunk.start, chunk.count) == (0, chunk.seq.prompt_len)
+
+    def _check_padding(self, plan, decodes) -> None:
+        """Padding beyond the bound is only there because nothing that waits could fill it."""
+        config, scheduler = self.config, self.scheduler
+        padding = plan.bucket.tokens - plan.num_tokens
+        if padding <= config.max_paddings * plan.bucket.tokens or not config.enable_chunked_prefill:
+            return
+        prompts = [chunk for chunk in plan.chunks if chunk.seq not in decodes]
+        if plan.bucket.decode_only and not prompts:
+            return
+        used = sum(chunk.count for chunk in prompts)
+        limit = config.prefill_chunk_size if decodes else config.max_num_batched_tokens
+        if used == min(limit, config.max_num_batched_tokens - len(decodes)):
+            return
+        for chunk in prompts:
+            left = chunk.seq.num_tokens - chunk.samples - chunk.seq.num_computed
+            assert not left or chunk.count == config.prefill_chunk_size, "padding beside a prompt"
+        starting = [s for s in scheduler._running if not s.in_flight and s.num_computed == 0]
+        most = dict(self.buckets._ready.edges).get(plan.bucket.tokens, 0)
+        assert not starting or len(plan.chunks) == most, "padding beside a running prompt"
+        head = next(iter(scheduler._waiting), None)
+        if head and not head.in_flight and len(plan.chunks) < most and not scheduler._num_promised:
+            needed = -(-len(head.tokens) // scheduler.block_size)
+            has_room = self.pool.num_free - needed >= config.watermark * self.pool.num_blocks
+            seats = min(config.max_num_seqs, self.buckets.max_seqs) - scheduler.num_running
+            has_seat = seats > 0 and bool(scheduler._free_slots)
+            assert not (has_room and has_seat), "padding beside a waiting prompt"
+
+    def commit(self) -> list:
+        """Brings in the oldest step in flight."""
+        plan, (tokens, prompts), tables = self.in_flight.popleft()
+        for seq, pages, slot in tables:
+            assert seq.block_table[: len(pages)] == pages, "pages of a step in flight were freed"
+            assert seq.slot == slot
+        deltas = self.scheduler.commit(plan, tokens, prompt_logprobs=prompts)
+        self._receive(deltas)
+        self.scheduler.check_balance()
+        return deltas
+
+    def _receive(self, deltas) -> None:
+        for delta in deltas:
+            key = (delta.request_id, delta.index)
+            assert key not in self.finish, "news of a finished sequence"
+            self.output[key] += delta.token_ids
+            self.prompt_logprobs[key] += delta.prompt_logprobs
+            if delta.finish_reason:
+                self.finish[key] = delta.finish_reason
+
+    def step(self) -> bool:
+        """Fills the pipeline, then commits its oldest step. False: nothing to do."""
+        while len(self.in_flight) < self.depth and self.dispatch():
+            pass
+        if self.in_flight:
+            self.commit()
+            return True
+        return False
+
+    def drain(self, most: int = 5000) -> None:
+        for _ in range(most):
+            if not self.step():
+                break
+        assert not self.scheduler.has_work, "work is left, and nothing goes on"
+        assert self.pool.num_used == 0
+        assert sorted(self.scheduler._free_slots) == list(range(self.config.max_num_seqs))
+
+    def check_outputs(self) -> None:
+        """Each sequence said what it says alone; aborted ones the beginning of it."""
+        for key, seq in self.sequences.items():
+            expected, reason = alone(seq, self.max_len[key])
+            assert key in self.finish
+            if self.finish[key] is FinishReason.ABORT:
+                assert self.output[key] == expected[: len(self.output[key])]
+                continue
+            assert self.output[key] == expected == seq.tokens[seq.prompt_len :]
+            assert self.finish[key] is reason
+            if seq.request.params.prompt_logprobs is not None:
+                assert self.prompt_logprobs[key] == prompt_logprobs(seq)

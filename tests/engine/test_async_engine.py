@@ -1,0 +1,164 @@
+"""The engine behind an event loop: aborts, slow listeners, refusals, shutting down."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from llmjax import SamplingParams
+from llmjax.config import EngineConfig
+from llmjax.engine.async_engine import AsyncEngine
+from llmjax.errors import EngineDeadError, InvalidRequestError, QueueFullError
+
+PARAMS = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+
+
+def config(tiny_model, **options):
+    sizes = {
+        "max_model_len": 96,
+        "block_size": 4,
+        "max_num_seqs": 16,
+        "token_buckets": (16, 48),
+        "seq_buckets": (4, 16),
+        "num_gpu_blocks_override": 80,
+        "prefill_chunk_size": 16,
+        "background": False,
+    }
+    return EngineConfig.of(str(tiny_model), **{**sizes, **options})
+
+
+@pytest.fixture(scope="module")
+def make_engine(tiny_model):
+    """One loaded engine a configuration; the thread is started by each test's own loop."""
+
+    def make(**options):
+        return AsyncEngine(config(tiny_model, **options))
+
+    return make
+
+
+async def collect(engine, request_id, prompt, params=PARAMS):
+    tokens, text, reason = [], "", None
+    async for output in engine.generate(request_id, prompt, params):
+        for choice in output.outputs:
+            tokens += choice.token_ids
+            text += choice.text
+            reason = choice.finish_reason or reason
+    return tokens, text, reason
+
+
+async def settle(engine):
+    for _ in range(500):
+        if not engine.engine.has_work and not engine._inbox:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the engine did not come to rest")
+
+
+def test_two_hundred_streams_aborted_at_random_moments_leak_nothing(make_engine):
+    engine = make_engine()
+    rng = random.Random(0)
+
+    async def one(i):
+        await asyncio.sleep(rng.random() * 2)
+        prompt = [rng.randrange(3, 320) for _ in range(rng.randrange(1, 60))]
+        task = asyncio.create_task(collect(engine, f"r{i}", prompt))
+        await asyncio.sleep(rng.random() * 0.5)
+        if rng.random() < 0.3:
+            engine.abort(f"r{i}")
+            assert (await task)[2] in ("abort", "length")
+        else:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def main():
+        engine.start()
+        expected = await collect(engine, "before", [9, 10, 11])
+        await asyncio.gather(*(one(i) for i in range(200)))
+        await settle(engine)
+        stats = engine.stats()
+        assert (stats.pages_used, stats.num_running, stats.num_waiting) == (0, 0, 0)
+        engine.engine.scheduler.check_balance()
+        assert not engine._streams and not engine._processor._states
+        assert await collect(engine, "after", [9, 10, 11]) == expected
+        await engine.drain(5)
+
+    asyncio.run(main())
+
+
+def test_a_listener_that_is_slow_gets_all_of_it(make_engine):
+    engine = make_engine()
+
+    async def main():
+        engine.start()
+        expected = await collect(engine, "fast", [20, 21])
+        tokens, outputs = [], 0
+        async for output in engine.generate("slow", [20, 21], PARAMS):
+            await asyncio.sleep(0.2)
+            outputs += 1
+            tokens += [t for choice in output.outputs for t in choice.token_ids]
+        assert tokens == expected[0]
+        assert outputs < len(tokens)
+        await engine.drain(5)
+
+    asyncio.run(main())
+
+
+def test_refusals_reach_their_caller_alone(make_engine):
+    engine = make_engine(max_queue_len=2, max_num_seqs=1, seq_buckets=(1,), token_buckets=(48,))
+
+    async def main():
+        engine.start()
+        with pytest.raises(InvalidRequestError, match="vocabulary"):
+            await collect(engine, "bad", [999])
+        many = [collect(engine, f"q{i}", [5, 6]) for i in range(12)]
+        results = await asyncio.gather(*many, return_exceptions=True)
+        full = [r for r in results if isinstance(r, QueueFullError)]
+        done = [r for r in results if isinstance(r, tuple)]
+        assert full and done and len(full) + len(done) == 12
+        assert all(len(tokens) == 30 for tokens, _, _ in done)
+        assert full[0].retry_after >= 1
+        await engine.drain(5)
+
+    asyncio.run(main())
+
+
+def test_draining_finishes_what_runs_and_refuses_the_rest(make_engine):
+    engine = make_engine()
+
+    async def main():
+        engine.start()
+        running = [asyncio.create_task(collect(engine, f"d{i}", [5, i + 3])) for i in range(4)]
+        await asyncio.sleep(0.05)
+        draining = asyncio.create_task(engine.drain(30))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineDeadError, match="shutting down"):
+            await collect(engine, "late", [5])
+        assert await draining
+        assert [len((await task)[0]) for task in running] == [30] * 4
+
+    asyncio.run(main())
+
+
+def test_a_step_that_fails_fails_everyone_with_its_cause(make_engine, monkeypatch):
+    engine = make_engine()
+
+    async def main():
+        engine.start()
+        engine.check_health()
+
+        def broken():
+            raise RuntimeError("the device fell off")
+
+        monkeypatch.setattr(engine.engine, "step", broken)
+        results = await asyncio.gather(
+            *(collect(engine, f"x{i}", [5]) for i in range(3)), return_exceptions=True
+        )
+        assert all(isinstance(r, EngineDeadError) and "fell off" in str(r) for r in results)
+        with pytest.raises(EngineDeadError, match="fell off"):
+            engine.check_health()
+        engine.close()
+
+    asyncio.run(main())

@@ -1,0 +1,262 @@
+"""The promises of the engine, on a tiny random model: what else runs never shows."""
+
+from __future__ import annotations
+
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmjax import LLM, SamplingParams
+from llmjax.engine.compile import CompileGuard
+from llmjax.errors import ConfigError, InvalidRequestError
+
+VOCAB = 320
+SIZES = {
+    "max_model_len": 96,
+    "block_size": 4,
+    "max_num_seqs": 32,
+    "num_gpu_blocks_override": 60,
+    "token_buckets": (16, 96),
+    "seq_buckets": (4, 32),
+    "background": False,
+}
+"""Pages for about three sequences; both engines share their step programs."""
+
+
+@pytest.fixture(scope="module")
+def roomy(tiny_model):
+    """Takes prompts whole; these tests give it one request at a time."""
+    llm = LLM(str(tiny_model), prefill_chunk_size=96, **SIZES)
+    yield llm
+    llm.close()
+
+
+@pytest.fixture(scope="module")
+def cramped(tiny_model):
+    """Takes prompts in chunks of 16, from crowds that its pages do not hold."""
+    llm = LLM(str(tiny_model), prefill_chunk_size=16, **SIZES)
+    yield llm
+    llm.close()
+
+
+def assert_idle(llm):
+    stats = llm.engine.stats()
+    assert (stats.num_running, stats.num_waiting, stats.pages_used) == (0, 0, 0)
+    llm.engine.scheduler.check_balance()
+
+
+def alone(llm, prompt, params):
+    return llm.generate(prompt, params)[0].outputs[0].token_ids
+
+
+prompts = st.lists(st.integers(3, VOCAB - 1), min_size=1, max_size=60)
+loads = st.lists(st.tuples(prompts, st.integers(1, 30)), min_size=2, max_size=32)
+
+
+@settings(max_examples=15, deadline=None)
+@given(loads)
+def test_greedy_tokens_depend_on_nothing_but_the_prompt(roomy, cramped, load):
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in load]
+    expected = [alone(roomy, prompt, p) for (prompt, _), p in zip(load, params, strict=True)]
+    outputs = cramped.generate([prompt for prompt, _ in load], params, use_tqdm=False)
+    assert [o.outputs[0].token_ids for o in outputs] == expected
+    assert_idle(cramped)
+
+
+def test_a_crowd_is_preempted_and_nothing_it_said_changes(roomy, cramped):
+    rng = random.Random(0)
+    load = [[rng.randrange(3, VOCAB) for _ in range(rng.randrange(20, 60))] for _ in range(31)]
+    params = SamplingParams(
+        temperature=0.9,
+        seed=5,
+        max_tokens=30,
+        ignore_eos=True,
+        logprobs=2,
+        prompt_logprobs=1,
+        repetition_penalty=1.3,
+        frequency_penalty=0.5,
+    )
+    before = cramped.engine.stats().num_preemptions
+    crowd = cramped.generate(load, params, use_tqdm=False)
+    assert cramped.engine.stats().num_preemptions > before
+    for prompt, output in zip(load, crowd, strict=True):
+        single = roomy.generate(prompt, params)[0]
+        ours, theirs = output.outputs[0], single.outputs[0]
+        assert ours.token_ids == theirs.token_ids
+        assert ours.text == theirs.text
+        assert len(ours.logprobs) == 30 and len(output.prompt_logprobs) == len(prompt)
+        compare_logprobs(ours.logprobs, theirs.logprobs)
+        compare_logprobs(output.prompt_logprobs[1:], single.prompt_logprobs[1:])
+    assert_idle(cramped)
+
+
+def compare_logprobs(ours, theirs):
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.keys() == b.keys()
+        for token, entry in a.items():
+            assert entry.logprob == pytest.approx(b[token].logprob, abs=1e-4)
+
+
+def test_prompt_logprobs_are_the_forward_passes(roomy):
+    prompt = list(range(10, 80))
+    output = roomy.generate(prompt, SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0))
+    logprobs = jax.nn.log_softmax(roomy.forward(prompt).logits)
+    expected = jnp.take_along_axis(logprobs[:-1], jnp.array(prompt[1:])[:, None], 1)[:, 0]
+    rows = output[0].prompt_logprobs
+    assert rows[0] is None
+    ours = [row[token].logprob for row, token in zip(rows[1:], prompt[1:], strict=True)]
+    np.testing.assert_allclose(ours, expected, atol=1e-4)
+
+
+def test_greedy_tokens_are_the_forward_passes(roomy):
+    prompt = list(range(30, 50))
+    tokens = alone(roomy, prompt, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+    for i, token in enumerate(tokens):
+        assert int(roomy.forward(prompt + tokens[:i]).logits[-1].argmax()) == token
+
+
+def test_steady_load_compiles_nothing(cramped):
+    rng = random.Random(1)
+
+    def load(count):
+        batch = [
+            [rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 60))] for _ in range(count)
+        ]
+        params = [
+            SamplingParams(
+                temperature=rng.choice([0, 1]),
+                top_p=rng.choice([0.5, 1]),
+                max_tokens=rng.randrange(1, 30),
+                min_tokens=1,
+                logit_bias=rng.choice([{}, {5: 2.0}]),
+                logprobs=rng.choice([None, 3]),
+                prompt_logprobs=rng.choice([None, 3]),
+                presence_penalty=rng.choice([0, 1]),
+            )
+            for _ in batch
+        ]
+        return batch, params
+
+    first = load(20)
+    cramped.generate(*first, use_tqdm=False)
+    with CompileGuard():
+        for count in (1, 7, 32, 40):
+            cramped.generate(*load(count), use_tqdm=False)
+
+
+def test_the_guard_notices_a_compilation():
+    from llmjax.errors import UnexpectedCompileError
+
+    with pytest.raises(UnexpectedCompileError, match="1 program"), CompileGuard():
+        jax.jit(lambda x: x * 3.25 + 17)(np.float32(2)).block_until_ready()
+
+
+def test_seeds_and_choices(roomy):
+    prompt = [7, 8, 9]
+    params = SamplingParams(temperature=1.0, seed=3, n=4, max_tokens=12, ignore_eos=True)
+    first = [c.token_ids for c in roomy.generate(prompt, params)[0].outputs]
+    again = [c.token_ids for c in roomy.generate([prompt, [5]], params)[0].outputs]
+    assert first == again
+    assert len({tuple(t) for t in first}) == 4
+    single = SamplingParams(temperature=1.0, seed=5, max_tokens=12, ignore_eos=True)
+    assert alone(roomy, prompt, single) == first[2]
+
+
+def test_without_a_seed_runs_differ(roomy):
+    params = SamplingParams(temperature=1.0, max_tokens=20, ignore_eos=True)
+    texts = {tuple(alone(roomy, [7, 8, 9], params)) for _ in range(3)}
+    assert len(texts) == 3
+
+
+def test_stop_token_eos_and_min_tokens(roomy):
+    prompt = list(range(30, 50))
+    free = alone(roomy, prompt, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
+    stop = free[4]
+    where = free.index(stop)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop_token_ids=[stop])
+    choice = roomy.generate(prompt, params)[0].outputs[0]
+    assert choice.token_ids == free[: where + 1]
+    assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
+    params = SamplingParams(
+        temperature=0, max_tokens=12, min_tokens=10, ignore_eos=True, stop_token_ids=[stop]
+    )
+    held = alone(roomy, prompt, params)
+    assert stop not in held[:10]
+    params = SamplingParams(temperature=0, max_tokens=5, logit_bias={2: 100})
+    choice = roomy.generate(prompt, params)[0].outputs[0]
+    assert (choice.token_ids, choice.finish_reason, choice.text) == ([2], "stop", "")
+    ignored = SamplingParams(temperature=0, max_tokens=5, logit_bias={2: 100}, ignore_eos=True)
+    assert alone(roomy, prompt, ignored) == [2] * 5
+
+
+def test_stop_strings_split_over_tokens_are_never_shown(roomy):
+    encode = roomy.tokenizer.encode
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    text = roomy.generate("hello", params)[0].outputs[0].text
+    stop = text[5:8]
+    where = text.index(stop)
+    stopping = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, stop=stop)
+    pieces = [o.outputs[0].text for o in roomy.stream(encode("hello"), stopping)]
+    assert "".join(pieces) == text[:where]
+    final = roomy.generate("hello", stopping)[0].outputs[0]
+    assert (final.text, final.finish_reason, final.stop_reason) == (text[:where], "stop", stop)
+    assert_idle(roomy)
+
+
+def test_leaving_a_stream_early_frees_its_pages(roomy):
+    stream = roomy.stream([5, 6, 7], SamplingParams(max_tokens=50, ignore_eos=True))
+    next(stream)
+    stream.close()
+    assert_idle(roomy)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ([], {}, "empty prompt"),
+        ([-1], {}, "token id -1"),
+        ([VOCAB], {}, f"0 to {VOCAB - 1}"),
+        ([2**31], {}, "not in the vocabulary"),
+        ([5] * 96, {"max_tokens": 1}, "96 tokens"),
+        ([5] * 90, {"max_tokens": 7}, "context holds 96"),
+        ([5], {"logit_bias": {VOCAB: 1.0}}, "logit_bias"),
+        ([5], {"stop_token_ids": [VOCAB]}, "stop_token_ids"),
+        ([5], {"logprobs": 21}, "max_logprobs"),
+        ([5], {"prompt_logprobs": 21}, "max_logprobs"),
+    ],
+)
+def test_what_cannot_run_is_refused_and_others_go_on(roomy, prompt, params, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        roomy.generate([[5, 6], prompt], SamplingParams(**{"max_tokens": 1, **params}))
+    assert len(alone(roomy, [5, 6], SamplingParams(max_tokens=3, ignore_eos=True))) == 3
+    assert_idle(roomy)
+
+
+def test_a_request_larger_than_the_pool_is_refused_with_the_numbers(tiny_model):
+    options = {**SIZES, "num_gpu_blocks_override": 8, "token_buckets": (96,)}
+    llm = LLM(str(tiny_model), **options)
+    with pytest.raises(InvalidRequestError, match="8"):
+        llm.generate([5] * 40, SamplingParams(max_tokens=4))
+    long = llm.generate([5] * 20, SamplingParams(max_tokens=None, ignore_eos=True))[0]
+    assert long.outputs[0].finish_reason == "length"
+    assert_idle(llm)
+    llm.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_model_len": 10**6}, "model allows up to"),
+        ({"no_such_option": 1}, "no_such_option"),
+        ({"dtype": "int3"}, "dtype"),
+        ({"block_size": 3}, "power of two"),
+    ],
+)
+def test_wrong_options_are_named(tiny_model, options, message):
+    with pytest.raises(ConfigError, match=message):
+        LLM(str(tiny_model), **options)

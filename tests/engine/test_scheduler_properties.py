@@ -1,0 +1,142 @@
+"""Random loads: whatever happens around a sequence, it says what it says alone."""
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from llmjax.config import CompileConfig, SchedulerConfig
+from llmjax.errors import InvalidRequestError
+
+from .scheduler_harness import STOP, VOCAB, Harness
+
+SMALL = CompileConfig(token_buckets=(6, 12, 32), seq_buckets=(2, 4), page_buckets=(3, 12))
+
+
+def small_harness(depth, chunked, chunk, num_blocks, watermark, paddings, ready):
+    config = SchedulerConfig(
+        max_num_seqs=4,
+        max_num_batched_tokens=32,
+        max_paddings=paddings,
+        enable_chunked_prefill=chunked,
+        prefill_chunk_size=chunk,
+        watermark=watermark,
+    )
+    return Harness(
+        config,
+        compile_config=SMALL,
+        num_blocks=num_blocks,
+        block_size=4,
+        max_model_len=48,
+        depth=depth,
+        ready=ready,
+    )
+
+
+class Loads(RuleBasedStateMachine):
+    @initialize(
+        depth=st.integers(1, 3),
+        chunked=st.booleans(),
+        chunk=st.sampled_from([1, 3, 8, 64]),
+        num_blocks=st.sampled_from([8, 12, 40]),
+        watermark=st.sampled_from([0.0, 0.01, 0.2]),
+        paddings=st.sampled_from([0.0, 0.1, 0.5]),
+    )
+    def start(self, depth, chunked, chunk, num_blocks, watermark, paddings):
+        self.h = small_harness(depth, chunked, chunk, num_blocks, watermark, paddings, False)
+
+    @rule(
+        prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=24),
+        n=st.sampled_from([1, 1, 1, 2]),
+        max_tokens=st.one_of(st.none(), st.integers(1, 16)),
+        min_tokens=st.integers(0, 4),
+        stops=st.booleans(),
+        ignore_eos=st.booleans(),
+        logprobs=st.sampled_from([None, 0]),
+    )
+    def arrive(self, prompt, n, max_tokens, min_tokens, stops, ignore_eos, logprobs):
+        try:
+            self.h.add(
+                prompt,
+                n=n,
+                max_tokens=max_tokens,
+                min_tokens=min(min_tokens, max_tokens or min_tokens),
+                stop_token_ids=[STOP] if stops else None,
+                ignore_eos=ignore_eos,
+                prompt_logprobs=logprobs,
+            )
+        except InvalidRequestError:
+            room = self.h.pool.num_blocks * 4
+            assert len(prompt) + (max_tokens or 0) - 1 > room
+
+    @precondition(lambda self: len(self.h.in_flight) < self.h.depth)
+    @rule()
+    def dispatch(self):
+        self.h.dispatch()
+
+    @precondition(lambda self: self.h.in_flight)
+    @rule()
+    def commit(self):
+        self.h.commit()
+
+    @rule(steps=st.integers(1, 8))
+    def run(self, steps):
+        for _ in range(steps):
+            self.h.step()
+
+    @precondition(lambda self: self.h.sequences)
+    @rule(data=st.data())
+    def abort(self, data):
+        request_id, index = data.draw(st.sampled_from(sorted(self.h.sequences)))
+        self.h.abort(request_id, data.draw(st.sampled_from([None, index])))
+
+    @rule(data=st.data())
+    def compiled(self, data):
+        self.h.buckets.mark_ready(data.draw(st.sampled_from(self.h.buckets.all)))
+
+    def teardown(self):
+        if hasattr(self, "h"):
+            self.h.all_ready()
+            self.h.drain()
+            self.h.check_outputs()
+
+
+TestLoads = Loads.TestCase
+TestLoads.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("chunk", [4, 16])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_crowd_in_a_tiny_pool(depth, chunk, seed):
+    rng = random.Random(seed)
+    h = small_harness(depth, True, chunk, 8, 0.01, 0.1, True)
+    for _ in range(60):
+        prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))]
+        h.add(prompt, max_tokens=rng.randint(1, 12), ignore_eos=rng.random() < 0.7)
+        for _ in range(rng.randint(0, 6)):
+            h.step()
+    h.drain()
+    h.check_outputs()
+    assert h.scheduler.num_preemptions > 0
+
+
+def test_a_request_alone_among_others_chunked_or_preempted_says_the_same():
+    prompt = list(range(1, 13))
+    said = set()
+    for num_blocks, chunk, others in [(64, 64, 0), (64, 64, 3), (64, 2, 3), (8, 8, 3)]:
+        h = small_harness(2, True, chunk, num_blocks, 0.01, 0.1, True)
+        for i in range(others):
+            h.add([i + 2] * 5, max_tokens=10, ignore_eos=True)
+        (seq,) = h.add(prompt, max_tokens=12, ignore_eos=True)
+        h.drain()
+        said.add(tuple(seq.tokens))
+        assert (seq.num_preemptions > 0) == (num_blocks == 8)
+    assert len(said) == 1

@@ -1,0 +1,225 @@
+"""An engine without a model: says what a test tells it to, one byte a token."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from aiohttp.test_utils import TestClient, TestServer
+
+from llmjax.config import EngineConfig
+from llmjax.errors import ChatTemplateError, EngineDeadError
+from llmjax.metrics import Metrics
+from llmjax.request import CompletionOutput, Logprob, RequestOutput, SamplingParams
+from llmjax_serving.app import make_app
+from llmjax_serving.config import ServerConfig
+from llmjax_serving.state import ServerState
+
+BOS, EOS, VOCAB = 256, 257, 258
+MODEL = "double"
+MAX_MODEL_LEN = 1000
+
+
+class ByteTokenizer:
+    """Ids 0 to 255 are bytes; then BOS and EOS."""
+
+    vocab_size = VOCAB
+    special_ids = frozenset((BOS, EOS))
+    chat_template = "yes"
+
+    def __init__(self, adds_bos: bool = False):
+        self.adds_bos = adds_bos
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        prefix = [BOS] if self.adds_bos and add_special_tokens else []
+        return prefix + list(text.encode())
+
+    def encode_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> list[int]:
+        roles = [message["role"] for message in messages]
+        if any(a == b for a, b in itertools.pairwise(roles)):
+            raise ChatTemplateError("roles must alternate", param="messages")
+        text = "".join(f"<{m['role']}>{m['content']}" for m in messages)
+        extra = "".join(f"{k}={v}" for k, v in kwargs.items())
+        return self.encode(text + extra + ("<assistant>" if add_generation_prompt else ""))
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        kept = [i for i in ids if not (skip_special_tokens and i in self.special_ids)]
+        return b"".join(map(self.token_bytes, kept)).decode(errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        return {BOS: b"<s>", EOS: b"</s>"}.get(token) or bytes([token])
+
+    def token_text(self, token: int) -> str:
+        return self.token_bytes(token).decode(errors="replace")
+
+
+@dataclass
+class EngineDouble:
+    """Attributes:
+    says: the text of every choice, in the pieces in which it comes.
+    fails: raised instead of the piece with the number `fails_at`.
+    gate: where given, every piece but the first waits until it is set.
+    pulled, running, seen: what the server did.
+    """
+
+    says: list[str] = field(default_factory=lambda: ["Hel", "lo"])
+    fails: Exception | None = None
+    fails_at: int = 0
+    gate: asyncio.Event | None = None
+    tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
+    dead: str | None = None
+    ends: str = "stop"
+    stopped: bool = False
+    pulled: int = 0
+    running: dict[str, SamplingParams] = field(default_factory=dict)
+    seen: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
+    max_model_len: int = MAX_MODEL_LEN
+    vocab_size: int = VOCAB
+    generation_defaults: dict[str, float] = field(default_factory=dict)
+    config: EngineConfig = field(default_factory=lambda: EngineConfig.of("some/path"))
+    metrics: Metrics = field(default_factory=lambda: Metrics(MODEL))
+
+    def check_health(self) -> None:
+        if self.dead:
+            raise EngineDeadError(self.dead)
+
+    def stats(self) -> Any:
+        return SimpleNamespace(
+            num_running=len(self.running),
+            num_waiting=0,
+            pages_used=1,
+            pages_free=3,
+            num_preemptions=5,
+            padded_tokens=7,
+            bucket_tokens=70,
+        )
+
+    def start(self) -> None:
+        """It has no thread to start."""
+
+    async def drain(self, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        while self.running and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        done = not self.running
+        self.stop()
+        return done
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    async def generate(
+        self, request_id: str, ids: list[int], params: SamplingParams, *, prompt: str | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        self.running[request_id] = params
+        self.seen.append((ids, params))
+        try:
+            left = params.max_tokens or MAX_MODEL_LEN
+            for number, piece in enumerate(self.says):
+                if self.fails is not None and number == self.fails_at:
+                    raise self.fails
+                while self.gate is not None and number and not self.gate.is_set():
+                    if self.stopped:
+                        raise EngineDeadError("it was shut down")
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0)
+                tokens = list(piece.encode())[:left]
+                left -= len(tokens)
+                ends = self.ends if number == len(self.says) - 1 else None if left else "length"
+                self.pulled += 1
+                first = number == 0
+                yield RequestOutput(
+                    request_id=request_id,
+                    prompt=prompt,
+                    prompt_token_ids=ids,
+                    outputs=[
+                        CompletionOutput(
+                            index=k,
+                            text=bytes(tokens).decode(),
+                            token_ids=list(tokens),
+                            logprobs=self._logprobs(tokens, params.logprobs),
+                            finish_reason=ends,
+                        )
+                        for k in range(params.n)
+                    ],
+                    finished=ends is not None,
+                    prompt_logprobs=self._prompt_logprobs(ids, params) if first else None,
+                    num_cached_tokens=2,
+                )
+                if ends:
+                    return
+        finally:
+            del self.running[request_id]
+
+    def _logprobs(self, tokens: list[int], top: int | None) -> list[dict[int, Logprob]] | None:
+        if top is None:
+            return None
+        # The chosen token is the second best of three.
+        ranked = lambda t: [((t + 1) % 256, -0.5), (t, -1.0), ((t + 2) % 256, float("-inf"))]  # noqa: E731
+        return [
+            {
+                i: Logprob(value, rank, self.tokenizer.token_text(i))
+                for rank, (i, value) in enumerate(ranked(t), 1)
+                if i == t or rank <= top
+            }
+            for t in tokens
+        ]
+
+    def _prompt_logprobs(self, ids: list[int], params: SamplingParams) -> Any:
+        if params.prompt_logprobs is None:
+            return None
+        return [None, *(self._logprobs(ids[1:], params.prompt_logprobs) or [])]
+
+
+@asynccontextmanager
+async def client_of(
+    engine: EngineDouble | None, config: ServerConfig | None = None
+) -> AsyncIterator[TestClient]:
+    """A client of an app around `engine` (None: still loading)."""
+    state = ServerState(MODEL, config or ServerConfig(), engine=engine)  # type: ignore[arg-type]
+    server = TestServer(make_app(state), handler_cancellation=True)
+    async with TestClient(server) as client:
+        client.state = state  # type: ignore[attr-defined]
+        yield client
+    state.pool.shutdown()
+
+
+def run_async(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Makes a coroutine function a test that pytest can run."""
+
+    @functools.wraps(test)
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 30))
+
+    return wrapper
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Waits, for the few turns of the event loop that it takes, until `condition` holds."""
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come about in 5 s")
+
+
+def events(text: str) -> list[str]:
+    """The data of each server-sent event."""
+    assert text.endswith("\n\n")
+    blocks = text[:-2].split("\n\n")
+    assert all(block.startswith("data: ") for block in blocks)
+    return [block.removeprefix("data: ") for block in blocks]

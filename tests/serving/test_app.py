@@ -1,0 +1,319 @@
+"""Routes, refusals, keys, metrics: what holds for every endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from llmjax import __version__
+from llmjax.errors import EngineDeadError, QueueFullError
+from llmjax_serving.config import ServerConfig
+
+from .double import EOS, MODEL, ByteTokenizer, EngineDouble, client_of, run_async
+
+POSTS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
+GETS = ["/v1/models", f"/v1/models/{MODEL}", "/version", "/metrics", "/nowhere"]
+PROMPT = {"prompt": "abc"}
+
+
+async def error_of(response) -> dict:
+    body = await response.json()
+    assert body.keys() == {"error"}
+    assert body["error"].keys() == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    return body["error"]
+
+
+@pytest.mark.parametrize("url", POSTS)
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"\xff\xfe\xfa", "not valid JSON"),
+        (b'{"temperature": NaN}', "NaN is not JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "not valid JSON"),
+        (b'{"prompt": "\\ud800"}', "lone surrogate"),
+        (b"[]", "the body is []"),
+        (b'"a"', 'the body is "a"'),
+        (b"null", "the body is null"),
+    ],
+)
+@run_async
+async def test_bodies_that_are_not_json_objects(url, raw, message):
+    async with client_of(EngineDouble()) as client:
+        response = await client.post(url, data=raw, headers={"Content-Type": "application/json"})
+        assert response.status == 400
+        assert message in (await error_of(response))["message"]
+
+
+@pytest.mark.parametrize("url", POSTS)
+@run_async
+async def test_other_content_types(url):
+    async with client_of(EngineDouble()) as client:
+        response = await client.post(url, data={"prompt": "a"})
+        assert response.status == 415
+        assert "allowed: application/json" in (await error_of(response))["message"]
+
+
+@pytest.mark.parametrize("url", POSTS)
+@run_async
+async def test_bodies_that_are_too_large(url):
+    async with client_of(EngineDouble(), ServerConfig(max_body_bytes=1000)) as client:
+        response = await client.post(url, json={"prompt": "a" * 1000})
+        assert response.status == 413
+        assert (await error_of(response))["code"] == "request_too_large"
+
+
+@pytest.mark.parametrize("url", POSTS)
+@run_async
+async def test_wrong_methods_and_unknown_routes(url):
+    async with client_of(EngineDouble()) as client:
+        wrong = await client.get(url)
+        assert wrong.status == 405
+        assert wrong.headers["Allow"] == "POST"
+        await error_of(wrong)
+        unknown = await client.post(url + "/nowhere", json={})
+        assert unknown.status == 404
+        await error_of(unknown)
+
+
+@pytest.mark.parametrize("url", POSTS)
+@run_async
+async def test_other_models_do_not_exist(url):
+    required = {
+        "/v1/completions": PROMPT,
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+        "/tokenize": PROMPT,
+        "/detokenize": {"tokens": [1]},
+    }
+    async with client_of(EngineDouble()) as client:
+        response = await client.post(url, json={"model": "gpt-5", **required[url]})
+        assert response.status == 404
+        error = await error_of(response)
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
+        assert (await client.post(url, json={"model": MODEL, **required[url]})).status == 200
+
+
+@run_async
+async def test_models():
+    async with client_of(EngineDouble()) as client:
+        listed = await (await client.get("/v1/models")).json()
+        (card,) = listed["data"]
+        assert listed["object"] == "list"
+        assert card.pop("created") > 0
+        assert card == {
+            "id": MODEL,
+            "object": "model",
+            "owned_by": "llmjax",
+            "root": "some/path",
+            "parent": None,
+            "max_model_len": 1000,
+        }
+        assert (await client.get(f"/v1/models/{MODEL}")).status == 200
+        missing = await client.get("/v1/models/some/other")
+        assert missing.status == 404
+        assert (await error_of(missing))["code"] == "model_not_found"
+
+
+@run_async
+async def test_tokenize_and_back():
+    engine = EngineDouble(tokenizer=ByteTokenizer(adds_bos=True))
+    async with client_of(engine) as client:
+        response = await client.post("/tokenize", json={"prompt": "ab", "return_token_strs": True})
+        assert await response.json() == {
+            "count": 3,
+            "max_model_len": 1000,
+            "tokens": [256, 97, 98],
+            "token_strs": ["<s>", "a", "b"],
+        }
+        bare = await client.post("/tokenize", json={"prompt": "ab", "add_special_tokens": False})
+        assert (await bare.json())["tokens"] == [97, 98]
+        messages = [{"role": "user", "content": "a"}]
+        chat = await (await client.post("/tokenize", json={"messages": messages})).json()
+        assert bytes(chat["tokens"][1:]).decode() == "<user>a<assistant>"
+        assert chat["token_strs"] is None
+        back = await client.post("/detokenize", json={"tokens": [97, EOS]})
+        assert await back.json() == {"prompt": "a</s>"}
+        empty = await client.post("/detokenize", json={"tokens": []})
+        assert await empty.json() == {"prompt": ""}
+        bad = await client.post("/detokenize", json={"tokens": [258]})
+        assert bad.status == 400
+        assert (await error_of(bad))["param"] == "tokens"
+
+
+@run_async
+async def test_every_route_but_health_wants_the_key():
+    config = ServerConfig(api_key="s3cret")
+    async with client_of(EngineDouble(), config) as client:
+        routes = {r.resource.canonical for r in client.server.app.router.routes()}
+        assert {"/v1/completions", "/metrics", "/health"} <= routes
+        for route in routes - {"/health"}:
+            url = route.replace("{model}", MODEL)
+            for send in (client.get, client.post):
+                for headers in (
+                    {},
+                    {"Authorization": "Bearer wrong"},
+                    {"Authorization": "Basic s3cret"},
+                    {"Authorization": "s3cret"},
+                    {"Authorization": "Bearer s3cret\u00e9"},
+                ):
+                    response = await send(url, headers=headers)
+                    assert response.status == 401, url
+                    error = await error_of(response)
+                    assert error["code"] == "invalid_api_key"
+        assert (await client.get("/nowhere")).status == 401
+        assert (await client.get("/health")).status == 200
+        key = {"Authorization": "Bearer s3cret"}
+        assert (await client.post("/v1/completions", json=PROMPT, headers=key)).status == 200
+        assert (await client.get("/metrics", headers=key)).status == 200
+
+
+@run_async
+async def test_preflight_needs_no_key():
+    config = ServerConfig(api_key="s3cret", allowed_origins=("https://a.example",))
+    asks = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
+    async with client_of(EngineDouble(), config) as client:
+        headers = {"Origin": "https://a.example", **asks}
+        yes = await client.options("/v1/chat/completions", headers=headers)
+        assert yes.status == 204
+        assert yes.headers["Access-Control-Allow-Origin"] == "https://a.example"
+        assert yes.headers["Access-Control-Allow-Headers"] == "authorization,content-type"
+        no = await client.options("/v1/chat/completions", headers={"Origin": "https://b", **asks})
+        assert "Access-Control-Allow-Origin" not in no.headers
+        refused = await client.post("/v1/chat/completions", headers={"Origin": "https://a.example"})
+        assert refused.status == 401
+        assert refused.headers["Access-Control-Allow-Origin"] == "https://a.example"
+
+
+@run_async
+async def test_any_origin_may_call_by_default():
+    async with client_of(EngineDouble()) as client:
+        body = {**PROMPT, "stream": True}
+        response = await client.post("/v1/completions", json=body, headers={"Origin": "https://a"})
+        assert response.headers["Access-Control-Allow-Origin"] == "*"
+        assert "Access-Control-Allow-Origin" not in (await client.get("/health")).headers
+
+
+@run_async
+async def test_a_loading_server_says_so():
+    async with client_of(None) as client:
+        for response in (
+            await client.get("/health"),
+            await client.get("/v1/models"),
+            await client.get("/metrics"),
+            await client.post("/v1/completions", json=PROMPT),
+        ):
+            assert response.status == 503
+            assert int(response.headers["Retry-After"]) > 0
+            error = await error_of(response)
+            assert (error["code"], error["type"]) == ("loading", "server_error")
+        assert (await client.get("/version")).status == 200
+
+
+@run_async
+async def test_health_and_version():
+    engine = EngineDouble()
+    async with client_of(engine) as client:
+        assert (await client.get("/health")).status == 200
+        assert await (await client.get("/version")).json() == {"version": __version__}
+        engine.dead = "no progress for 300 s"
+        response = await client.get("/health")
+        assert response.status == 503
+        error = await error_of(response)
+        assert error["code"] == "engine_dead"
+        assert "no progress for 300 s" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", ["a", ["a", "b"]])
+@run_async
+async def test_a_full_queue_is_429(prompt, stream):
+    engine = EngineDouble(fails=QueueFullError("4096 requests wait", retry_after=7))
+    async with client_of(engine) as client:
+        response = await client.post("/v1/completions", json={"prompt": prompt, "stream": stream})
+        assert response.status == 429
+        assert response.headers["Retry-After"] == "7"
+        error = await error_of(response)
+        assert (error["code"], error["type"]) == ("queue_full", "rate_limit_error")
+        assert not engine.running
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@run_async
+async def test_a_dead_engine_is_503(stream):
+    engine = EngineDouble(fails=EngineDeadError("out of memory"))
+    async with client_of(engine) as client:
+        response = await client.post("/v1/completions", json={**PROMPT, "stream": stream})
+        assert response.status == 503
+        assert "out of memory" in (await error_of(response))["message"]
+
+
+@run_async
+async def test_what_nobody_foresaw_is_500_without_its_inside(caplog):
+    engine = EngineDouble(fails=KeyError("secret"))
+    async with client_of(engine) as client:
+        response = await client.post("/v1/completions", json=PROMPT)
+        assert response.status == 500
+        error = await error_of(response)
+        assert error["type"] == "server_error"
+        assert "secret" not in error["message"]
+        assert "secret" in caplog.text
+        engine.fails = None
+        assert (await client.post("/v1/completions", json=PROMPT)).status == 200
+
+
+@run_async
+async def test_metrics():
+    engine = EngineDouble()
+    async with client_of(engine) as client:
+        await client.post("/v1/completions", json={"prompt": "abc", "n": 2})
+        response = await client.get("/metrics")
+        assert response.headers["Content-Type"].startswith("text/plain; version=")
+        text = await response.text()
+    label = f'{{model_name="{MODEL}"}}'
+    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    expected = {
+        f"llmjax:num_requests_running{label}": 0,
+        f"llmjax:num_requests_waiting{label}": 0,
+        f"llmjax:kv_cache_usage_perc{label}": 0.25,
+        f"llmjax:num_preemptions_total{label}": 5,
+        f"llmjax:prompt_tokens_total{label}": 3,
+        f"llmjax:generation_tokens_total{label}": 10,
+        f'llmjax:request_success_total{{finished_reason="stop",model_name="{MODEL}"}}': 2,
+        f"llmjax:time_to_first_token_seconds_count{label}": 1,
+        f"llmjax:inter_token_latency_seconds_count{label}": 1,
+        f"llmjax:request_time_per_output_token_seconds_count{label}": 1,
+        f"llmjax:e2e_request_latency_seconds_count{label}": 1,
+        f"llmjax:request_queue_time_seconds_count{label}": 0,
+        f"llmjax:iteration_tokens_total_count{label}": 0,
+        f"llmjax:request_prompt_tokens_sum{label}": 3,
+        f"llmjax:request_generation_tokens_sum{label}": 10,
+    }
+    assert {name: float(lines[name]) for name in expected} == expected
+    assert "process_resident_memory_bytes" in lines
+
+
+@run_async
+async def test_tokenising_does_not_hold_up_the_loop():
+    engine = EngineDouble()
+    in_thread, let_go = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow_encode(text, add_special_tokens=True):
+        loop.call_soon_threadsafe(in_thread.set)
+        asyncio.run_coroutine_threadsafe(let_go.wait(), loop).result(10)
+        return [97]
+
+    async with client_of(engine) as client:
+        engine.tokenizer.encode = slow_encode
+        slow = asyncio.ensure_future(client.post("/v1/completions", json=PROMPT))
+        await in_thread.wait()
+        assert (await client.get("/health")).status == 200
+        let_go.set()
+        assert (await slow).status == 200

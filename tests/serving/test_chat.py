@@ -1,0 +1,169 @@
+"""/v1/chat/completions over HTTP, with an engine that says what the test tells it to."""
+
+from __future__ import annotations
+
+import json
+
+from .double import MAX_MODEL_LEN, EngineDouble, client_of, events, run_async
+
+URL = "/v1/chat/completions"
+USER = {"role": "user", "content": "hi"}
+
+
+async def post(client, **body):
+    response = await client.post(URL, json={"messages": [USER], **body})
+    return response.status, await response.json()
+
+
+async def stream(client, **body):
+    response = await client.post(URL, json={"messages": [USER], "stream": True, **body})
+    assert response.status == 200, await response.text()
+    *chunks, done = events(await response.text())
+    assert done == "[DONE]"
+    return [json.loads(chunk) for chunk in chunks]
+
+
+@run_async
+async def test_answer_has_openai_shape():
+    engine = EngineDouble()
+    async with client_of(engine) as client:
+        status, body = await post(client)
+    assert status == 200
+    assert body.pop("id").startswith("chatcmpl-")
+    assert isinstance(body.pop("created"), int)
+    prompt = "<user>hi<assistant>"
+    assert body == {
+        "object": "chat.completion",
+        "model": "double",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hello", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+                "stop_reason": None,
+            }
+        ],
+        "usage": {
+            "prompt_tokens": len(prompt),
+            "completion_tokens": 5,
+            "total_tokens": len(prompt) + 5,
+            "prompt_tokens_details": {"cached_tokens": 2},
+        },
+    }
+    ids, params = engine.seen[0]
+    assert bytes(ids).decode() == prompt
+    assert params.max_tokens == MAX_MODEL_LEN - len(prompt)
+
+
+@run_async
+async def test_stream_begins_with_the_role_and_ends_once():
+    async with client_of(EngineDouble()) as client:
+        chunks = await stream(client, n=2, stream_options={"include_usage": True})
+    *chunks, usage = chunks
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == 10
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert all(chunk["object"] == "chat.completion.chunk" for chunk in chunks)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    for k in range(2):
+        mine = [choice for choice in choices if choice["index"] == k]
+        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+        assert [choice["delta"] for choice in mine[1:]] == [{"content": "Hel"}, {"content": "lo"}]
+        assert [choice["finish_reason"] for choice in mine] == [None, None, "stop"]
+
+
+@run_async
+async def test_a_last_chunk_without_text_has_an_empty_delta():
+    async with client_of(EngineDouble(says=["a", "", ""])) as client:
+        chunks = await stream(client)
+    assert [c["choices"][0]["delta"] for c in chunks[1:]] == [{"content": "a"}, {}]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+@run_async
+async def test_length_is_told():
+    async with client_of(EngineDouble(says=["a", "b", "c"])) as client:
+        chunks = await stream(client, max_completion_tokens=2)
+        _, body = await post(client, max_tokens=2)
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["choices"][0]["message"]["content"] == "ab"
+
+
+@run_async
+async def test_logprobs_carry_exact_bytes():
+    async with client_of(EngineDouble(says=["é", "b"])) as client:
+        _, body = await post(client, logprobs=True, top_logprobs=2)
+        chunks = await stream(client, logprobs=True, top_logprobs=2)
+        _, chosen = await post(client, logprobs=True)
+    content = body["choices"][0]["logprobs"]["content"]
+    assert [item["bytes"] for item in content] == [[0xC3], [0xA9], [0x62]]
+    assert content[0]["token"] == "\ufffd"
+    assert content[2] == {
+        "token": "b",
+        "logprob": -1.0,
+        "bytes": [98],
+        "top_logprobs": [
+            {"token": "c", "logprob": -0.5, "bytes": [99]},
+            {"token": "b", "logprob": -1.0, "bytes": [98]},
+        ],
+    }
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [item for part in parts if part for item in part["content"]] == content
+    assert [i["top_logprobs"] for i in chosen["choices"][0]["logprobs"]["content"]] == [[], [], []]
+
+
+@run_async
+async def test_prompt_logprobs_and_token_ids():
+    async with client_of(EngineDouble()) as client:
+        _, body = await post(client, prompt_logprobs=0, return_token_ids=True)
+        first, *_ = await stream(client, return_token_ids=True)
+    ids = list(b"<user>hi<assistant>")
+    assert body["prompt_token_ids"] == first["prompt_token_ids"] == ids
+    assert body["prompt_logprobs"][1] == {
+        str(ids[1]): {"logprob": -1.0, "rank": 2, "decoded_token": "u"}
+    }
+    assert body["choices"][0]["token_ids"] == list(b"Hello")
+
+
+@run_async
+async def test_the_template_is_given_what_the_client_sent():
+    engine = EngineDouble()
+    said = {"role": "assistant", "content": "The"}
+    async with client_of(engine) as client:
+        await post(
+            client,
+            messages=[USER, said],
+            add_generation_prompt=False,
+            continue_final_message=True,
+            chat_template_kwargs={"thinking": False},
+        )
+    assert bytes(engine.seen[0][0]).decode() == "<user>hi<assistant>Thethinking=False"
+
+
+@run_async
+async def test_a_template_that_refuses_is_quoted():
+    async with client_of(EngineDouble()) as client:
+        status, body = await post(client, messages=[USER, USER])
+    assert status == 400
+    assert body["error"] == {
+        "message": "roles must alternate",
+        "type": "invalid_request_error",
+        "param": "messages",
+        "code": None,
+    }
+
+
+@run_async
+async def test_messages_that_do_not_fit_are_refused_with_the_numbers():
+    engine = EngineDouble()
+    long = {"role": "user", "content": "a" * MAX_MODEL_LEN}
+    async with client_of(engine) as client:
+        status, body = await post(client, messages=[long])
+        _, asked = await post(client, max_tokens=MAX_MODEL_LEN)
+    assert status == 400
+    assert body["error"]["code"] == asked["error"]["code"] == "context_length_exceeded"
+    assert body["error"]["param"] == "messages"
+    assert asked["error"]["param"] == "max_tokens"
+    assert not engine.seen

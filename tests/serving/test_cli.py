@@ -1,0 +1,163 @@
+"""Flags, messages and exit statuses of the command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from llmjax.config import (
+    CacheConfig,
+    CompileConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
+from llmjax.request import SamplingParams
+from llmjax_serving.cli import COMMANDS, main, make_parser
+from llmjax_serving.cli.flags import attribute_docs, engine_options
+from llmjax_serving.cli.generate import sampling_params
+from llmjax_serving.config import ServerConfig
+
+ROOT = Path(__file__).parents[2]
+
+
+def parse(*argv: str):
+    return make_parser().parse_args(argv)
+
+
+def run(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join(str(ROOT / name) for name in (".", "kernels", "serving"))
+    return subprocess.run(
+        [sys.executable, *argv],
+        env={**os.environ, "PYTHONPATH": paths, "JAX_PLATFORMS": "cpu", **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_flags_carry_vllm_names_and_fill_the_configuration():
+    args = parse(
+        *("serve", "--model", "m", "--dtype", "float32", "--max-model-len", "512"),
+        *("--gpu-memory-utilization", "0.5", "--max-num-seqs", "8"),
+        *("--max-num-batched-tokens", "128", "--max-paddings", "0.2"),
+        *("--no-enable-chunked-prefill", "--prefill-chunk-size", "64"),
+        *("--served-model-name", "s", "--seed", "1", "--block-size", "32"),
+        *("--num-gpu-blocks-override", "99", "--chat-template", "t.jinja"),
+        *("--max-logprobs", "5", "--token-buckets", "32,128", "--seq-buckets", "8"),
+        *("--page-buckets", "4,16", "--max-queue-len", "none"),
+        *("--host", "::", "--port", "81", "--api-key", "k", "--shutdown-timeout", "1.5"),
+    )
+    config = EngineConfig.of(**engine_options(args))
+    assert config == EngineConfig(
+        model=ModelConfig("m", "float32", 512, 1, "s", "t.jinja"),
+        cache=CacheConfig(32, 99, 0.5),
+        scheduler=SchedulerConfig(8, 128, 0.2, False, 64, max_queue_len=None),
+        compile=CompileConfig((32, 128), (8,), (4, 16)),
+        max_logprobs=5,
+    )
+    assert (args.host, args.port, args.api_key, args.shutdown_timeout) == ("::", 81, "k", 1.5)
+
+
+def test_what_is_not_given_is_left_to_the_dataclass():
+    assert engine_options(parse("serve", "m")) == {"model": "m"}
+    assert engine_options(parse("serve", "--model", "m", "m")) == {"model": "m"}
+    assert not hasattr(parse("serve", "m"), "port")
+
+
+@pytest.mark.parametrize("argv", [("serve",), ("serve", "a", "--model", "b")])
+def test_the_model_is_needed_once(argv, capsys):
+    with pytest.raises(SystemExit) as caught:
+        engine_options(parse(*argv))
+    assert caught.value.code == 2
+    assert "model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [("--port", "x"), ("--max-model-len", "1k"), ("--token-buckets", "1,a"), ("--portt", "1")],
+)
+def test_values_of_the_wrong_type_are_a_usage_error(argv, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse("serve", "m", *argv)
+    assert caught.value.code == 2
+    assert argv[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "cls", [ModelConfig, CacheConfig, SchedulerConfig, CompileConfig, ServerConfig]
+)
+def test_every_flag_has_help(cls):
+    docs = attribute_docs(cls)
+    assert docs.keys() == {field.name for field in fields(cls)}
+    assert all(doc and "\n" not in doc for doc in docs.values())
+
+
+def test_sampling_flags():
+    args = parse("generate", "--model", "m", "a", "--temperature", "0", "--max-tokens", "8")
+    assert sampling_params(args) == SamplingParams(temperature=0, max_tokens=8)
+    args = parse("chat", "m", "--stop", "x", "--stop", "y", "--ignore-eos")
+    assert sampling_params(args, max_tokens=None) == SamplingParams(
+        max_tokens=None, stop=["x", "y"], ignore_eos=True
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse(command, "--help")
+    assert caught.value.code == 0
+    assert "usage: llmjax" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("serve", "m", "--max-num-seqs", "0"), "max_num_seqs is 0, allowed: 1 up"),
+        (("serve", "m", "--port", "99999"), "port is 99999, allowed: 0 to 65535"),
+        (("serve", "m", "--api-key", ""), "api_key is empty"),
+        (("generate", "--model", "m", "a", "--temperature", "9"), "temperature is 9.0, allowed"),
+        (("generate", "--model", "m", ""), "a prompt is empty"),
+        (("bench", "throughput", "--model", "m", "--num-prompts", "0"), "num_prompts is 0"),
+    ],
+)
+def test_errors_of_the_users_making_are_one_line(argv, message, capsys):
+    assert main(argv) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"llmjax: error: {message}")
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_a_model_that_does_not_exist_is_one_line():
+    done = run("-m", "llmjax_serving.cli", "generate", "--model", "./nowhere.gguf", "a")
+    assert done.returncode == 1
+    assert done.stderr.startswith("llmjax: error: ")
+    assert "nowhere.gguf" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_imports_nothing_heavy():
+    heavy = ["jax", "numpy", "aiohttp", "tokenizers", "prometheus_client", "flax"]
+    code = (
+        "import sys; from llmjax_serving.cli import make_parser; make_parser().format_help();"
+        f"print(sorted(set({heavy}) & set(sys.modules)))"
+    )
+    done = run("-c", code)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_collect_env(capsys, monkeypatch):
+    monkeypatch.setenv("LLMJAX_API_KEY", "s3cret")
+    monkeypatch.setenv("XLA_FLAGS_OF_A_TEST", "--x")
+    assert main(["collect-env"]) == 0
+    out = capsys.readouterr().out
+    for name in ("llmjax:", "python:", "jax:", "cpu features:", "memory:", "device 0:"):
+        assert f"\n{name}" in f"\n{out}"
+    assert "--x" in out
+    assert "s3cret" not in out
