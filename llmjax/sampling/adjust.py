@@ -11,8 +11,10 @@ from jaxtyping import Array, Float, Int
 from .rows import SamplingRows, map_rows
 
 CHUNK = 512
-"""History positions, and BIAS_CHUNK bias entries, that one turn of a loop handles."""
+"""History positions that one turn of a loop counts."""
+
 BIAS_CHUNK = 32
+"""Bias entries that one turn of a loop adds."""
 
 
 class BiasTable(NamedTuple):

@@ -9,17 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
 BLOCK = 64
-LOWEST = float(np.finfo(np.float32).min)
-
-
-def finite(logits: Float[Array, "R V"]) -> Float[Array, "R V"]:
-    """NaN and -inf become the least float32, +inf the largest."""
-    return jnp.nan_to_num(logits, nan=LOWEST, neginf=LOWEST, posinf=-LOWEST)
 
 
 def in_blocks(values: Float[Array, "R V"], fill: float) -> Float[Array, "R B b"]:
@@ -29,11 +22,11 @@ def in_blocks(values: Float[Array, "R V"], fill: float) -> Float[Array, "R B b"]
 
 
 def block_maxima(logits: Float[Array, "R V"]) -> Float[Array, "R B"]:
-    return in_blocks(finite(logits), -jnp.inf).max(-1)
+    return in_blocks(logits, -jnp.inf).max(-1)
 
 
 def argmax(logits: Float[Array, "R V"], maxima: Float[Array, "R B"]) -> Int[Array, " R"]:
-    """The first id that has the greatest finite(logits), int32."""
+    """The first id of the greatest logit (of NaN where there is one), int32."""
     block = jnp.argmax(maxima, -1)
     inside = block_values(logits, block[:, None])[:, 0]
     return (block * BLOCK + jnp.argmax(inside, -1)).astype(jnp.int32)
@@ -42,15 +35,16 @@ def argmax(logits: Float[Array, "R V"], maxima: Float[Array, "R B"]) -> Int[Arra
 def top_k(
     logits: Float[Array, "R V"], maxima: Float[Array, "R B"], k: int
 ) -> tuple[Float[Array, "R k"], Int[Array, "R k"]]:
-    """lax.top_k of finite(logits): greatest first, the lower id first among equals.
+    """lax.top_k: greatest first, the lower id first among equals.
 
     Where k exceeds V, the rest is -inf with ids that are not below V.
     """
     R, B = maxima.shape
-    if k >= B:
-        padded = in_blocks(finite(logits), -jnp.inf).reshape(R, -1)
-        padded = jnp.pad(padded, ((0, 0), (0, max(0, k - B * BLOCK))), constant_values=-jnp.inf)
-        return lax.top_k(padded, k)
+    if 4 * k >= B:  # most blocks matter
+        missing = max(0, k - logits.shape[1])
+        padded = jnp.pad(logits, ((0, 0), (0, missing)), constant_values=-jnp.inf)
+        values, ids = lax.top_k(padded, k)
+        return values, ids
     # The k greatest are in the k blocks of greatest maximum; in order of id, so that
     # top_k settles ties as it would over the whole row.
     blocks = jnp.sort(lax.top_k(maxima, k)[1], -1)
@@ -60,27 +54,27 @@ def top_k(
 
 
 def block_values(logits: Float[Array, "R V"], blocks: Int[Array, "R k"]) -> Float[Array, "R k b"]:
-    """finite(logits) of whole blocks; -inf past the end of the row."""
+    """The logits of whole blocks; -inf past the end of the row."""
     ids = blocks[:, :, None] * BLOCK + jnp.arange(BLOCK)
     rows = jnp.arange(logits.shape[0])[:, None, None]
-    values = logits.at[rows, ids].get(mode="fill", fill_value=-jnp.inf)
-    return jnp.where(ids < logits.shape[1], finite(values), -jnp.inf)
+    return logits.at[rows, ids].get(mode="fill", fill_value=-jnp.inf)
 
 
 def lane_sums(
     logits: Float[Array, "R V"], term: Callable[[Float[Array, "R n"]], Float[Array, "R n"]]
 ) -> Float[Array, "R n"]:
-    """Sums of term(finite(logits)) over n lanes; lane j holds tokens j, j + n, j + 2n, ...
+    """Sums of term(logits) over n lanes; lane j holds tokens j, j + n, j + 2n, ...
 
     BLOCK tokens to a lane, added one after the other, so that the sums of a row are the
     same to the bit whatever R is: how XLA orders a reduction depends on the whole shape.
+    `term` is 0 at -inf, which fills the last tokens up.
     """
     R, V = logits.shape
     n = -(-V // BLOCK)
-    lanes = jnp.pad(logits, ((0, 0), (0, n * BLOCK - V))).reshape(R, BLOCK, n)
+    padded = jnp.pad(logits, ((0, 0), (0, n * BLOCK - V)), constant_values=-jnp.inf)
+    lanes = padded.reshape(R, BLOCK, n)
 
     def add(i: Array, sums: Array) -> Array:
-        values = term(finite(lax.dynamic_index_in_dim(lanes, i, 1, keepdims=False)))
-        return sums + (jnp.where(i * n + jnp.arange(n) < V, values, 0) if V % BLOCK else values)
+        return sums + term(lax.dynamic_index_in_dim(lanes, i, 1, keepdims=False))
 
     return lax.fori_loop(0, BLOCK, add, jnp.zeros((R, n), jnp.float32))

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
-from .blocks import BLOCK, finite, lane_sums
+from .blocks import BLOCK, lane_sums
 from .truncation import Scale, total, weights
 
 
@@ -31,7 +31,10 @@ def uniforms(seed: UInt32[Array, "S 2"], position: Int[Array, " S"]) -> Float[Ar
 
 
 def pick(weight: Float[Array, "R n"], u: Float[Array, " R"]) -> Int[Array, " R"]:
-    """An index with probability weight / sum(weight), never one whose weight is 0."""
+    """An index with probability weight / sum(weight), never one whose weight is 0.
+
+    Index 0 where all are.
+    """
     n = weight.shape[1]
     index = jnp.arange(n)
     below = jnp.cumsum(weight, -1)
@@ -53,11 +56,10 @@ def draw(
     logits: Float[Array, "R V"], scale: Scale, limit: Float[Array, " R"], u: Float[Array, "R 2"]
 ) -> Draw:
     """Draw among the tokens whose gap is at most `limit`."""
-    R, V = logits.shape
     mass = lane_sums(logits, lambda values: weights(scale.gaps(values), limit))
     lane = pick(mass, u[:, 0])
     ids = lane[:, None] + mass.shape[1] * jnp.arange(BLOCK)
-    values = finite(logits.at[jnp.arange(R)[:, None], ids].get(mode="clip"))
-    gap = jnp.where(ids < V, scale.gaps(values), jnp.inf)
+    row = jnp.arange(logits.shape[0])
+    gap = scale.gaps(logits.at[row[:, None], ids].get(mode="fill", fill_value=-jnp.inf))
     at = pick(weights(gap, limit), u[:, 1])
-    return Draw(lane + mass.shape[1] * at, gap[jnp.arange(R), at], total(mass))
+    return Draw(lane + mass.shape[1] * at, gap[row, at], total(mass))

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from .blocks import LOWEST, block_maxima, finite, lane_sums, top_k
+from .blocks import block_maxima, lane_sums, top_k
 from .truncation import total
+
+LOWEST = float(np.finfo(np.float32).min)
 
 
 class Logprobs(NamedTuple):
@@ -38,9 +41,9 @@ def token_logprobs(
     """Log-probabilities of `token_ids`, one a row, and of the `max_logprobs` most likely.
 
     For a prompt pass the logits of its positions with the token that follows each.
-    NaN and -inf logits count as the least float32, +inf as the greatest, and every
-    log-probability of an id below V is finite. Where `want_top` is False the most likely
-    tokens are not looked for and their arrays are zero.
+    Those of ids below V are finite: at least the least float32, which also stands in for
+    what is not a number. Where `want_top` is False the most likely tokens are not looked
+    for and their arrays are zero.
     """
     R, V = logits.shape
     maxima = block_maxima(logits)
@@ -48,7 +51,7 @@ def token_logprobs(
     log_mass = jnp.log(total(lane_sums(logits, lambda values: jnp.exp(values - best))))[:, None]
 
     def normalise(chosen: Float[Array, "R n"]) -> Float[Array, "R n"]:
-        return jnp.maximum(chosen - best - log_mass, LOWEST)
+        return jnp.nan_to_num(chosen - best - log_mass, nan=LOWEST, neginf=LOWEST)
 
     def most_likely() -> tuple[Array, Array]:
         values, ids = top_k(logits, maxima, max_logprobs)
@@ -59,7 +62,7 @@ def token_logprobs(
         shape = (R, max_logprobs)
         return jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
 
-    chosen = finite(jnp.take_along_axis(logits, token_ids[:, None], 1))
-    rank = 1 + (finite(logits) > chosen).sum(-1, dtype=jnp.int32)
+    chosen = jnp.take_along_axis(logits, token_ids[:, None], 1)
+    rank = 1 + (logits > chosen).sum(-1, dtype=jnp.int32)
     top_ids, top = lax.cond(want_top, most_likely, nothing) if max_logprobs else nothing()
     return Logprobs(normalise(chosen)[:, 0], rank, top_ids, top)

@@ -70,11 +70,16 @@ def map_rows(
     A CPU visits the flagged rows one by one: a row of V floats stays in its cache, and
     rows that are not flagged cost nothing. Other devices compute all rows at once.
     """
-    return lax.platform_dependent(
-        values,
-        cpu=lambda values: one_by_one(flags, compute, values),
-        default=lambda values: at_once(flags, compute, values),
-    )
+
+    def replace(values: Array) -> Array:
+        return lax.platform_dependent(
+            values,
+            cpu=lambda values: one_by_one(flags, compute, values),
+            default=lambda values: at_once(flags, compute, values),
+        )
+
+    # XLA computes what does not change in a loop before it, even for a loop of no turns.
+    return lax.cond(flags.any(), replace, lambda values: values, values)
 
 
 def one_by_one(flags: Array, compute: Callable[[Array], Array], values: Array) -> Array:
@@ -88,8 +93,5 @@ def one_by_one(flags: Array, compute: Callable[[Array], Array], values: Array) -
 
 
 def at_once(flags: Array, compute: Callable[[Array], Array], values: Array) -> Array:
-    def merge() -> Array:
-        chosen = flags.reshape((-1,) + (1,) * (values.ndim - 1))
-        return jnp.where(chosen, compute(jnp.arange(flags.size)), values)
-
-    return lax.cond(flags.any(), merge, lambda: values)
+    chosen = flags.reshape((-1,) + (1,) * (values.ndim - 1))
+    return jnp.where(chosen, compute(jnp.arange(flags.size)), values)

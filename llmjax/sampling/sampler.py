@@ -26,8 +26,9 @@ from .truncation import (
     weights,
 )
 
-NUM_CANDIDATES = 64
-"""Rows with a top_k up to this draw from that many most likely tokens."""
+NUM_CANDIDATES = 72
+"""Rows with a smaller top_k (64 is the largest that models commonly ask for) draw from
+that many most likely tokens."""
 
 
 class SampledTokens(NamedTuple):
@@ -59,9 +60,8 @@ def sample(
     biases; then greedy rows take the greatest (the lowest id among equals), others divide
     by temperature, truncate by min_p, top_k and top_p (see `truncation`) and draw.
 
-    NaN and -inf count as the least float32, +inf as the greatest. So such a token is only
-    chosen where the row has no other, and a row without any finite logit gives id 0 when
-    greedy and any id otherwise.
+    A token of logit -inf is never chosen but in a row of nothing else, which gives id 0.
+    A row with NaN or +inf is broken and gives some id below V.
 
     Args:
         logits: float32.
@@ -114,7 +114,7 @@ def _draw(
         zeros = jnp.zeros(rows.slot.shape, jnp.int32)
         return zeros, zeros > 0
 
-    few = rows.random & (rows.top_k > 0) & (rows.top_k <= NUM_CANDIDATES)
+    few = rows.random & (rows.top_k > 0) & (rows.top_k < NUM_CANDIDATES)
     drawn, settled = lax.cond(jnp.any(few), from_candidates, undecided)
     return lax.cond(
         jnp.any(rows.random & ~settled),

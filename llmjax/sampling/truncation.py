@@ -14,13 +14,14 @@ The most likely token is always kept, and so are all tokens tied with the last o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from .blocks import finite, in_blocks, lane_sums
+from .blocks import in_blocks, lane_sums
 from .rows import SamplingRows
 
 MAX_GAP = 80.0
@@ -29,13 +30,13 @@ resolve such a draw, and their weights stay clear of subnormal numbers."""
 
 
 class Scale(NamedTuple):
-    """What turns the finite(logits) of a row into gaps; temperature 0 counts as 1."""
+    """What turns the logits of a row into gaps; temperature 0 counts as 1."""
 
     best: Float[Array, " R"]
     temperature: Float[Array, " R"]
 
     def gaps(self, values: Float[Array, "R n"]) -> Float[Array, "R n"]:
-        """(best - values) / temperature, from 0 up to +inf."""
+        """(best - values) / temperature, from 0 up to +inf; NaN where `best` is not finite."""
         factor = 1 / jnp.where(self.temperature > 0, self.temperature, 1)
         return (self.best[:, None] - values) * factor[:, None]
 
@@ -63,7 +64,7 @@ def mass_before(
 
 
 def limit_by_min_p(rows: SamplingRows) -> Float[Array, " S"]:
-    return jnp.where(rows.min_p > 0, jnp.minimum(-jnp.log(rows.min_p), MAX_GAP), MAX_GAP)
+    return jnp.minimum(jnp.abs(jnp.log(rows.min_p)), MAX_GAP)
 
 
 def limit_among(
@@ -82,30 +83,38 @@ def limit_among(
     kth = jnp.take_along_axis(candidates, jnp.clip(rows.top_k - 1, 0, K - 1)[:, None], 1)[:, 0]
     limit = jnp.minimum(limit_by_min_p(rows), kth)
     holds = (rows.top_k > 0) & (rows.top_k <= K) & ((limit < candidates[:, -1]) | (V <= K))
-    weight = weights(candidates, limit)
-    mass_before = jnp.pad(jnp.cumsum(weight, -1)[:, :-1], ((0, 0), (1, 0)))
-    kept = mass_before < (rows.top_p * weight.sum(-1))[:, None]
-    by_p = jnp.where(kept, candidates, 0).max(-1)
+    mass = jnp.cumsum(weights(candidates, limit), -1)
+    before = jnp.pad(mass[:, :-1], ((0, 0), (1, 0)))
+    by_p = jnp.where(before < rows.top_p[:, None] * mass[:, -1:], candidates, 0).max(-1)
     return jnp.where(rows.top_p < 1, jnp.minimum(limit, by_p), limit), holds
 
 
 def limit_by_search(
     logits: Float[Array, "R V"], scale: Scale, rows: SamplingRows
 ) -> Float[Array, " R"]:
-    """The greatest gap kept, at most MAX_GAP, of any row; costs some 30 passes over it."""
-    gap = scale.gaps(finite(logits))
+    """The greatest gap kept, at most MAX_GAP, of any row; costs tens of passes over it."""
+    gap = scale.gaps(logits)
 
     def truncate(by_p: Array, limit: Array) -> Array:
         weight = jnp.where(gap <= limit[:, None], jnp.where(by_p, jnp.exp(-gap), 1), 0)
         target = jnp.where(by_p, rows.top_p * row_sum(weight), rows.top_k.astype(jnp.float32))
-        applies = jnp.where(by_p, rows.top_p < 1, rows.top_k > 0)
-        return _bisect(gap, weight, target, jnp.where(applies, 0, limit), limit)
+        lower = jnp.where(jnp.where(by_p, rows.top_p < 1, rows.top_k > 0), 0, limit)
+        return _bisect(gap, weight, target, lower, limit, lambda t: jnp.where(by_p, jnp.exp(-t), 1))
 
     return lax.fori_loop(0, 2, lambda i, limit: truncate(i == 1, limit), limit_by_min_p(rows))
 
 
 def row_sum(values: Float[Array, "R V"]) -> Float[Array, " R"]:
-    return in_blocks(values, 0).sum(-1).sum(-1)
+    return in_blocks(values, 0.0).sum(-1).sum(-1)
+
+
+class _Span(NamedTuple):
+    """Bit patterns of two gaps, and the weight of the tokens of smaller gap than each."""
+
+    low: Int[Array, " R"]
+    high: Int[Array, " R"]
+    low_mass: Float[Array, " R"]
+    high_mass: Float[Array, " R"]
 
 
 def _bisect(
@@ -114,25 +123,33 @@ def _bisect(
     target: Float[Array, " R"],
     lower: Float[Array, " R"],
     upper: Float[Array, " R"],
+    least_weight: Callable[[Float[Array, " R"]], Float[Array, " R"]],
 ) -> Float[Array, " R"]:
-    """The greatest t in [lower, upper] below which lies less than `target` of the weight.
+    """A limit from `lower` to `upper` that keeps the tokens with less than `target` before them.
 
-    Exact: it halves the range of float32 bit patterns, which order as the non-negative
-    numbers they stand for. `lower` itself is taken to qualify.
+    It halves the range of float32 bit patterns, which order as the non-negative numbers
+    they stand for, until the ends are neighbours or no two tokens can be left between
+    them: a token of gap up to t weighs at least `least_weight(t)`.
     """
 
-    def bits(x: Array) -> Array:
-        return lax.bitcast_convert_type(x, jnp.int32)
+    def value(bits: Array) -> Array:
+        return lax.bitcast_convert_type(bits, jnp.float32)
 
-    def halve(span: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = span
-        middle = low + (high - low) // 2
-        t = lax.bitcast_convert_type(middle, jnp.float32)
-        ok = row_sum(jnp.where(gap < t[:, None], weight, 0)) < target
-        return jnp.where(ok, middle, low), jnp.where(ok, high, middle)
+    def halve(s: _Span) -> _Span:
+        middle = s.low + (s.high - s.low) // 2
+        mass = row_sum(jnp.where(gap < value(middle)[:, None], weight, 0))
+        ok = (mass < target) | (middle == s.low)
+        return _Span(
+            jnp.where(ok, middle, s.low),
+            jnp.where(ok, s.high, middle),
+            jnp.where(ok, mass, s.low_mass),
+            jnp.where(ok, s.high_mass, mass),
+        )
 
-    def wide(span: tuple[Array, Array]) -> Array:
-        return jnp.any(span[1] - span[0] > 1)
+    def undecided(s: _Span) -> Array:
+        two_tokens = s.high_mass - s.low_mass > 1.5 * least_weight(value(s.high))
+        return jnp.any((s.high - s.low > 1) & two_tokens)
 
-    low, _ = lax.while_loop(wide, halve, (bits(lower), bits(upper) + 1))
-    return lax.bitcast_convert_type(low, jnp.float32)
+    bits = [lax.bitcast_convert_type(x, jnp.int32) for x in (lower, upper)]
+    start = _Span(bits[0], bits[1] + 1, jnp.zeros_like(lower), row_sum(weight))
+    return value(lax.while_loop(undecided, halve, start).high - 1)

@@ -5,7 +5,6 @@ import numpy as np
 from llmjax.sampling import SamplingRows
 from llmjax.sampling.truncation import MAX_GAP
 
-LOWEST = float(np.finfo(np.float32).min)
 NEUTRAL = {
     "temperature": 0.0,
     "top_k": 0,
@@ -35,10 +34,6 @@ def make_rows(S, *, seed=None, slot=None, **params):
     return SamplingRows(seed=words, slot=slots, **fields)
 
 
-def finite(logits):
-    return np.nan_to_num(logits.astype(np.float64), nan=LOWEST, posinf=-LOWEST, neginf=LOWEST)
-
-
 def penalise(logits, prompt, output, repetition, presence, frequency):
     x = logits.astype(np.float64).copy()
     for token in {*prompt, *output}:
@@ -57,7 +52,7 @@ def probabilities(x):
 
 def kept(logits, temperature, top_k=0, top_p=1.0, min_p=0.0, slack=0.0):
     """Mask of the tokens that stay; positive slack lets those in that just miss top_p."""
-    scaled = finite(logits) / temperature
+    scaled = logits.astype(np.float64) / temperature
     mask = scaled >= scaled.max() - MAX_GAP
     mask &= probabilities(scaled) >= min_p * probabilities(scaled).max() * (1 - slack)
     if 0 < top_k < len(logits):
@@ -71,13 +66,13 @@ def kept(logits, temperature, top_k=0, top_p=1.0, min_p=0.0, slack=0.0):
 
 
 def distribution(logits, temperature, **truncation):
-    p = probabilities(finite(logits) / temperature)
+    p = probabilities(logits.astype(np.float64) / temperature)
     p = np.where(kept(logits, temperature, **truncation), p, 0)
     return p / p.sum()
 
 
 def log_softmax(logits):
-    x = finite(logits)
+    x = logits.astype(np.float64)
     x = x - x.max(-1, keepdims=True)
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
 

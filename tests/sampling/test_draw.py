@@ -8,7 +8,7 @@ from llmjax.sampling.truncation import Scale, mass_before
 EDGES = np.array([0.0, 1e-7, 0.25, 0.5, 0.999999, 1 - 2**-23, 1 - 2**-24, 1.0], np.float32)
 
 
-@pytest.mark.parametrize("n", (1, 5, 64, 1001))
+@pytest.mark.parametrize("n", (1, 64, 1001))
 def test_pick_never_gives_a_weightless_index(n):
     rng = np.random.default_rng(0)
     for share in (0.0, 0.5, 0.99):
@@ -23,10 +23,10 @@ def test_pick_never_gives_a_weightless_index(n):
 def test_pick_inverts_the_cumulative_sum():
     weight = np.tile(np.array([1, 0, 2, 5], np.float32), (5, 1))
     u = np.array([0, 0.124, 0.126, 0.374, 0.376], np.float32)
-    np.testing.assert_array_equal(pick(weight, u), [0, 0, 2, 2, 3])
+    np.testing.assert_array_equal(jax.jit(pick)(weight, u), [0, 0, 2, 2, 3])
 
 
-@pytest.mark.parametrize("V", (1, 64, 257, 5000))
+@pytest.mark.parametrize("V", (1, 257))
 def test_a_banned_token_is_never_drawn_at_the_edges(V):
     S = len(EDGES)
     logits = np.full((S, V), -np.inf, np.float32)
@@ -42,30 +42,31 @@ def test_a_banned_token_is_never_drawn_at_the_edges(V):
 def test_randomness_is_of_seed_and_position_alone():
     seed = np.array([[0, 7], [1, 7], [0, 7], [0, 8], [0, 7]], np.uint32)
     position = np.array([3, 3, 4, 3, 3], np.int32)
-    u = np.asarray(uniforms(seed, position))
+    run = jax.jit(uniforms)
+    u = np.asarray(run(seed, position))
     np.testing.assert_array_equal(u[0], u[4])
     assert len({tuple(row) for row in u}) == 4
-    np.testing.assert_array_equal(uniforms(seed[2:3], position[2:3]), u[2:3])
+    np.testing.assert_array_equal(run(seed[2:3], position[2:3]), u[2:3])
     assert np.all((u >= 0) & (u < 1))
-    many = uniforms(np.tile(seed[:1], (20000, 1)), np.arange(20000, dtype=np.int32))
+    many = run(np.tile(seed[:1], (20000, 1)), np.arange(20000, dtype=np.int32))
     np.testing.assert_allclose(many.mean(0), 0.5, atol=0.01)
     np.testing.assert_allclose(np.corrcoef(many.T), np.eye(4), atol=0.03)
 
 
-@pytest.mark.parametrize("V", (257, 49152))
-def test_sums_do_not_depend_on_how_many_rows_there_are(V):
+@pytest.mark.parametrize(("V", "sizes"), ((257, (1, 3)), (49152, (1,))))
+def test_sums_do_not_depend_on_how_many_rows_there_are(V, sizes):
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(16, V)).astype(np.float32) * 3
     best, one = logits.max(-1), np.ones(16, np.float32)
     u = rng.random((16, 2), np.float32)
     run = jax.jit(draw)
     together = run(logits, Scale(best, one), 80 * one, u)
-    for S in (1, 3, 8):
+    for S in sizes:
         some = run(logits[:S], Scale(best[:S], one[:S]), 80 * one[:S], u[:S])
         for alone, crowd in zip(some, together, strict=True):
             np.testing.assert_array_equal(alone, crowd[:S])
     before = jax.jit(mass_before)
     crowd = before(logits, Scale(best, one), 2 * one)
-    for S in (1, 3):
+    for S in sizes:
         alone = before(logits[:S], Scale(best[:S], one[:S]), 2 * one[:S])
         np.testing.assert_array_equal(alone, crowd[:S])

@@ -43,7 +43,6 @@ def test_numbers_stay_finite():
         got = run(logits, np.full(4, token, np.int32), max_logprobs=3)
         for field in got:
             assert np.all(np.isfinite(field))
-    np.testing.assert_allclose(got.logprob[1], 0, atol=1e-6)
 
 
 def test_most_likely_tokens_are_found_on_demand():

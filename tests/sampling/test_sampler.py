@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from reference import chi_square_is_plausible, distribution, log_softmax, make_rows
 
-from llmjax.sampling import BiasTable, sample
+from llmjax.sampling import BiasTable, SamplingRows, sample
 from llmjax.sampling.rows import at_once
 
 run = jax.jit(sample, static_argnames="max_logprobs")
@@ -18,11 +18,11 @@ def table(slots, B=4):
 
 def choose(logits, rows, history=None, bias=None):
     S = len(logits)
-    history = np.zeros((S, 4), np.int32) if history is None else history
-    return run(logits, rows, history, table(S) if bias is None else bias, max_logprobs=2)
+    history = np.zeros((S, 40), np.int32) if history is None else history
+    return run(logits, rows, history, table(S) if bias is None else bias, max_logprobs=6)
 
 
-def widen(logits, S=6, V=130):
+def widen(logits, S=5, V=257):
     """Small cases in the shape of a program that is compiled already."""
     wide = np.full((S, V), -np.inf, np.float32)
     wide[: len(logits), : len(logits[0])] = logits
@@ -100,21 +100,24 @@ def mixed_batch(S, V):
     return model_like(S, V), rows, history, bias
 
 
-@pytest.mark.parametrize("V", (50, 257, 4100))
-def test_a_row_gives_the_same_token_in_any_batch(V):
+@pytest.mark.parametrize("size", (1, 5))
+def test_a_row_gives_the_same_token_in_any_batch(size):
     S = 48
-    logits, rows, history, bias = mixed_batch(S, V)
+    logits, rows, history, bias = mixed_batch(S, 257)
     crowd = run(logits, rows, history, bias, max_logprobs=6)
-    for size in (1, 5):
-        for trial in range(40 // size):
-            some = np.random.default_rng(trial).choice(S, size, replace=False)
-            alone = run(logits[some], rows.take(some), history, bias, max_logprobs=6)
-            np.testing.assert_array_equal(alone.token_ids, crowd.token_ids[some])
-            asks = rows.num_logprobs[some] >= 0
-            np.testing.assert_array_equal(alone.logprob[asks], crowd.logprob[some][asks])
-            np.testing.assert_array_equal(alone.rank[asks], crowd.rank[some][asks])
-            asks = rows.num_logprobs[some] > 0
-            np.testing.assert_array_equal(alone.top_ids[asks], crowd.top_ids[some][asks])
+    for trial in range(60 // size):
+        some = np.random.default_rng(trial).choice(S, size, replace=False)
+        some_slots = rows.slot[some]
+        some_rows = SamplingRows(*(field[some] for field in rows))
+        some_rows = some_rows._replace(slot=np.arange(size, dtype=np.int32))
+        some_bias = BiasTable(*(field[some_slots] for field in bias))
+        alone = run(logits[some], some_rows, history[some_slots], some_bias, max_logprobs=6)
+        np.testing.assert_array_equal(alone.token_ids, crowd.token_ids[some])
+        asks = rows.num_logprobs[some] >= 0
+        np.testing.assert_array_equal(alone.logprob[asks], crowd.logprob[some][asks])
+        np.testing.assert_array_equal(alone.rank[asks], crowd.rank[some][asks])
+        asks = rows.num_logprobs[some] > 0
+        np.testing.assert_array_equal(alone.top_ids[asks], crowd.top_ids[some][asks])
 
 
 def test_all_rows_at_once_gives_the_same(monkeypatch):
@@ -128,35 +131,30 @@ def test_all_rows_at_once_gives_the_same(monkeypatch):
 
 def test_greedy_takes_the_first_of_the_best():
     logits = widen([[0, 3, 3, 1], [5, 3, 5, 1]])
-    rows = make_rows(6, seed=3, top_k=3, top_p=0.1, min_p=0.5)
+    rows = make_rows(5, seed=3, top_k=3, top_p=0.1, min_p=0.5)
     np.testing.assert_array_equal(choose(logits, rows).token_ids[:2], [1, 0])
 
 
 def test_truncation_to_one_token_is_greedy():
-    logits = np.random.default_rng(0).normal(size=(6, 130)).astype(np.float32)
+    logits = np.random.default_rng(0).normal(size=(5, 257)).astype(np.float32)
     params = {
-        "top_k": [1, 0, 0, 1, 100, 0],
-        "top_p": [1, 1e-6, 1, 0.5, 1e-6, 0.01],
-        "min_p": [0, 0, 1, 0, 0, 1],
+        "top_k": [1, 0, 0, 1, 100],
+        "top_p": [1, 1e-6, 1, 0.5, 1e-6],
+        "min_p": [0, 0, 1, 0, 0],
     }
     for position in range(20):
-        rows = make_rows(6, temperature=2.0, position=position, **params)
+        rows = make_rows(5, temperature=2.0, position=position, **params)
         np.testing.assert_array_equal(choose(logits, rows).token_ids, logits.argmax(-1))
 
 
 def test_greedy_obeys_penalties_bias_and_bans():
     logits = widen([[4.0, 3, 2, 1]] * 3)
-    history = np.array([[0, 0, 1, 1]] * 6, np.int32)
-    bias = table(6)
+    history = np.tile(np.array([0, 0, 1, 1] * 10, np.int32), (5, 1))
+    bias = table(5)
     bias.ids[:], bias.until[:] = [0, 3, 0, 0], 2**31 - 1
     bias.values[1, :2], bias.values[2, :2] = [-np.inf, 0], [0, 5]
-    rows = make_rows(
-        6,
-        repetition_penalty=[3, 1, 1, 1, 1, 1],
-        prompt_len=2,
-        kv_len=4,
-        num_bias=[0, 2, 2, 0, 0, 0],
-    )
+    penalty, num_bias = [3, 1, 1, 1, 1], [0, 2, 2, 0, 0]
+    rows = make_rows(5, repetition_penalty=penalty, prompt_len=2, kv_len=4, num_bias=num_bias)
     got = choose(logits, rows, history, bias)
     np.testing.assert_array_equal(got.token_ids[:3], [2, 1, 3])
 
@@ -173,21 +171,20 @@ def test_logprobs_are_of_the_raw_logits():
     np.testing.assert_array_equal(got.top_ids[:, 0], logits.argmax(-1))
 
 
-def test_broken_logits_give_an_id_in_range_and_never_a_banned_one():
-    V = 130
-    cases = np.random.default_rng(0).normal(size=(6, V)).astype(np.float32)
-    cases[0] = np.nan
-    cases[1] = -np.inf
-    cases[2, :] = np.inf
+def test_broken_logits_give_ids_in_range_and_banned_ones_never_come():
+    V = 257
+    cases = np.random.default_rng(0).normal(size=(5, V)).astype(np.float32)
+    cases[0] = -np.inf
+    cases[1, :200] = -np.inf
+    cases[2] = np.nan
     cases[3, ::2] = np.nan
-    cases[4, :100] = -np.inf
-    cases[5, 7] = np.inf
+    cases[4, ::3] = np.inf
     for params in ({}, {"temperature": 1.0}, {"temperature": 1.3, "top_k": 100, "top_p": 0.9}):
-        rows = make_rows(6, seed=1, num_logprobs=2, **params)
+        rows = make_rows(5, seed=1, num_logprobs=2, **params)
         got = choose(cases, rows)
         ids = np.asarray(got.token_ids)
         assert ids.dtype == np.int32 and np.all((ids >= 0) & (ids < V))
-        assert ids[3] % 2 == 1 and ids[4] >= 100 and ids[5] == 7
+        assert ids[0] == 0 and ids[1] >= 200
         assert np.all(np.isfinite(got.logprob)) and np.all(np.asarray(got.top_ids) < V)
 
 
@@ -195,13 +192,15 @@ def test_broken_logits_give_an_id_in_range_and_never_a_banned_one():
 def test_large_vocabularies(V):
     logits = model_like(4, V)
     params = {"temperature": [0, 1, 1, 0.8], "top_p": [1, 1, 0.9, 0.9], "top_k": [0, 0, 0, 20]}
-    got = choose(logits, make_rows(4, seed=5, num_logprobs=1, **params))
-    ids = np.asarray(got.token_ids)
-    assert ids[0] == logits[0].argmax()
-    for i in (1, 2, 3):
-        row = {name: values[i] for name, values in params.items()}
-        p = distribution_of_large(logits[i], **row)
-        assert p[ids[i]] > 0
+    for position in range(3):
+        rows = make_rows(4, seed=5, position=position, num_logprobs=1, **params)
+        got = choose(logits, rows)
+        ids = np.asarray(got.token_ids)
+        assert ids[0] == logits[0].argmax()
+        np.testing.assert_array_equal(got.top_ids[:, 0], logits.argmax(-1))
+        for i in (1, 2, 3):
+            row = {name: values[i] for name, values in params.items()}
+            assert distribution_of_large(logits[i], **row)[ids[i]] > 0
 
 
 def distribution_of_large(logits, temperature, top_p, top_k):
