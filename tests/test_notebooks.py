@@ -16,9 +16,7 @@ from llmjax.errors import DownloadError
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "pictures"), [("01_quickstart", 1), ("02_inside_the_model", 5)]
-)
+@pytest.mark.parametrize(("name", "pictures"), [("01_quickstart", 1), ("02_inside_the_model", 5)])
 def test_notebook_runs_and_shows_pictures(name, pictures, monkeypatch):
     try:
         pull("smollm2-135m-instruct")
