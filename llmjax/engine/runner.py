@@ -114,17 +114,18 @@ class Runner:
         at, hidden = 0, None
         for chunk in step.plan.chunks:
             rows: list[TokenLogprobs] = []
-            params = chunk.seq.request.params
+            # All choices have the same prompt: the first one tells.
+            top = chunk.seq.request.params.prompt_logprobs if chunk.seq.index == 0 else None
             # Position p predicts the prompt token at p + 1; a recomputed one is known already.
             first = max(chunk.start, chunk.seq.num_prompt_logprobs)
             end = min(chunk.start + chunk.count, chunk.seq.prompt_len - 1)
-            if params.prompt_logprobs is not None and first < end:
+            if top is not None and first < end:
                 if hidden is None:
                     hidden = np.asarray(step.output.hidden)
                 targets = chunk.seq.tokens[first + 1 : end + 1]
                 begin = at + first - chunk.start
                 block = hidden[begin : begin + len(targets)]
-                rows = self._score(block, targets, params.prompt_logprobs)
+                rows = self._score(block, targets, top)
             out.append(rows)
             at += chunk.count
         return out
