@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax.numpy as jnp
@@ -46,6 +48,7 @@ class LLM:
         self._processor = OutputProcessor(self.tokenizer)
         self._ids = itertools.count()
         self._lock = threading.Lock()
+        self._holder: int | None = None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -111,14 +114,25 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """Yields what is new of one prompt's or conversation's output as it is generated.
 
-        Leaving the iteration early ends the request.
+        Closing the iteration early ends the request; nothing else runs before that.
+
+        Args:
+            template: for a conversation, passed on to the chat template.
+
+        Raises:
+            InvalidRequestError: `template` is given with a prompt that takes none.
         """
         if not isinstance(prompt, str) and prompt and isinstance(prompt, Sequence):
             is_chat = isinstance(prompt[0], Mapping)
         else:
             is_chat = False
+        if template and not is_chat:
+            raise InvalidRequestError(
+                f"{', '.join(template)}: allowed with messages only, not with a prompt",
+                param=next(iter(template)),
+            )
         encoded = self._encode_chat(prompt, template) if is_chat else self._encode(prompt)  # type: ignore[arg-type]
-        with self._lock:
+        with self._turn():
             request = self._add(encoded, params or self.default_params)
             try:
                 finished = False
@@ -126,7 +140,8 @@ class LLM:
                     for _ in self._step():
                         output = self._processor.output(request.id, delta=True)
                         finished = output.finished
-                        yield output
+                        if output.outputs:
+                            yield output
             finally:
                 self._forget([request.id])
                 self._settle()
@@ -173,7 +188,7 @@ class LLM:
             raise InvalidRequestError(
                 f"{len(encoded)} prompts came with {len(params)} params", param="params"
             )
-        with self._lock:
+        with self._turn():
             ids: list[str] = []
             try:
                 for prompt, p in zip(encoded, params, strict=True):
@@ -191,9 +206,9 @@ class LLM:
         with tqdm(total=len(ids), desc="Prompts", disable=not show, dynamic_ncols=True) as bar:
             while len(outputs) < len(ids):
                 for request_id in self._step():
-                    output = self._processor.output(request_id, delta=False)
-                    if not output.finished:
+                    if not self._processor.is_finished(request_id):
                         continue
+                    output = self._processor.output(request_id, delta=False)
                     outputs[request_id] = output
                     tokens += sum(len(c.token_ids) for c in output.outputs)
                     elapsed = bar.format_dict["elapsed"] or 1e-9
@@ -201,16 +216,35 @@ class LLM:
                     bar.update()
         return [outputs[i] for i in ids]
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Lets one caller at a time use the engine; other threads wait.
+
+        Raises:
+            RuntimeError: this thread has a stream open, so waiting would never end.
+        """
+        me = threading.get_ident()
+        if self._holder == me:
+            raise RuntimeError("a stream is open: finish it, or close() it, before the next call")
+        with self._lock:
+            self._holder = me
+            try:
+                yield
+            finally:
+                self._holder = None
+
     def _step(self) -> list[str]:
-        touched, stopped = self._processor.process(self.engine.step())
-        for request_id, index in stopped:
-            self.engine.abort(request_id, index)
+        with _interrupts_later():
+            touched, stopped = self._processor.process(self.engine.step())
+            for request_id, index in stopped:
+                self.engine.abort(request_id, index)
         return touched
 
     def _settle(self) -> None:
         """Takes in the step dispatched ahead of the end, so that all pages are free again."""
         while self.engine.has_work:
-            self.engine.step()
+            with _interrupts_later():
+                self.engine.step()
 
     def _add(self, encoded: tuple[str | None, list[int]], params: SamplingParams) -> Request:
         prompt, ids = encoded
@@ -240,6 +274,23 @@ class LLM:
 
     def _encode_chat(self, messages: Messages, template: dict) -> tuple[str | None, list[int]]:
         return None, self.tokenizer.encode_chat(messages, **template)
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Holds Ctrl-C back: in the middle of a step it would leave the engine out of step."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    held: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if held:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _is_one_prompt(prompts: Any) -> bool:

@@ -54,10 +54,7 @@ class _RequestState:
 
 
 class OutputProcessor:
-    """Turns `SequenceDelta`s into `RequestOutput`s.
-
-    Not thread-safe; the engine's thread owns it.
-    """
+    """Turns `SequenceDelta`s into `RequestOutput`s. One thread at a time may use it."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
@@ -98,10 +95,16 @@ class OutputProcessor:
                 stopped.append((delta.request_id, delta.index))
         return list(touched), stopped
 
+    def is_finished(self, request_id: str) -> bool:
+        """Whether all choices have ended."""
+        return self._states[request_id].finished
+
     def output(self, request_id: str, *, delta: bool) -> RequestOutput:
         """The request's output: all of it, or what is new since the last delta.
 
-        A finished request is forgotten once its output has been taken.
+        A delta's `outputs` are empty where all that is new may yet become a stop string; the
+        prompt's log-probabilities come with the first that are not. A finished request is
+        forgotten once its output has been taken.
         """
         state = self._states[request_id]
         choices = range(len(state.choices))
@@ -109,9 +112,9 @@ class OutputProcessor:
         if delta:
             outputs = [o for o in outputs if o.text or o.token_ids or o.finish_reason]
         prompt_logprobs = state.prompt_logprobs
-        if delta and state.prompt_sent:
+        if delta and (state.prompt_sent or not outputs):
             prompt_logprobs = None
-        state.prompt_sent = any(c.token_ids for c in state.choices)
+        state.prompt_sent |= bool(outputs)
         if state.finished:
             del self._states[request_id]
         return RequestOutput(
@@ -136,7 +139,7 @@ class OutputProcessor:
     def _take(self, state: _RequestState, choice: _Choice, delta: SequenceDelta) -> None:
         params = state.request.params
         state.num_cached_tokens = max(state.num_cached_tokens, delta.num_cached_tokens)
-        if state.prompt_logprobs is not None and delta.index == 0:
+        if state.prompt_logprobs is not None:
             state.prompt_logprobs += [self._logprobs(row) for row in delta.prompt_logprobs]
         choice.token_ids += delta.token_ids
         choice.logprobs += [self._logprobs(row) for row in delta.logprobs]

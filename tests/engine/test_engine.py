@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +114,13 @@ def test_prompt_logprobs_are_the_forward_passes(roomy):
     np.testing.assert_allclose(ours, expected, atol=1e-4)
 
 
+def test_choices_share_the_prompts_logprobs(roomy):
+    prompt = list(range(10, 40))
+    params = SamplingParams(n=3, max_tokens=2, prompt_logprobs=0, ignore_eos=True)
+    rows = roomy.generate(prompt, params)[0].prompt_logprobs
+    assert [list(row) for row in rows[1:]] == [[token] for token in prompt[1:]]
+
+
 def test_greedy_tokens_are_the_forward_passes(roomy):
     prompt = list(range(30, 50))
     tokens = alone(roomy, prompt, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
@@ -213,6 +221,37 @@ def test_leaving_a_stream_early_frees_its_pages(roomy):
     next(stream)
     stream.close()
     assert_idle(roomy)
+
+
+def test_a_call_beside_an_open_stream_is_refused(roomy):
+    stream = roomy.stream([5, 6, 7], SamplingParams(max_tokens=50, ignore_eos=True))
+    next(stream)
+    with pytest.raises(RuntimeError, match=r"close\(\)"):
+        roomy.generate([5])
+    next(stream)
+    stream.close()
+    assert len(alone(roomy, [5, 6], SamplingParams(max_tokens=3, ignore_eos=True))) == 3
+
+
+def test_template_arguments_need_messages(roomy):
+    with pytest.raises(InvalidRequestError, match="tools"):
+        next(roomy.stream("hello", tools=[]))
+
+
+def test_an_interrupt_within_a_step_leaves_the_engine_whole(roomy, monkeypatch):
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    expected = alone(roomy, [5, 6, 7], params)
+    collect = roomy.engine.runner.collect
+
+    def interrupted(step):
+        signal.raise_signal(signal.SIGINT)
+        return collect(step)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(roomy.engine.runner, "collect", interrupted)
+        roomy.generate([[5, 6, 7], [8]], params)
+    assert_idle(roomy)
+    assert alone(roomy, [5, 6, 7], params) == expected
 
 
 @pytest.mark.parametrize(

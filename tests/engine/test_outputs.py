@@ -10,7 +10,7 @@ from llmjax import SamplingParams
 from llmjax.checkpoint import open_checkpoint
 from llmjax.checkpoint.text import read_text_side
 from llmjax.engine.outputs import OutputProcessor
-from llmjax.request import FinishReason, Request, SequenceDelta
+from llmjax.request import FinishReason, Request, SequenceDelta, TokenLogprobs
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +66,23 @@ def test_included_stop_strings_and_ends(tokenizer):
 def test_stop_strings_wait_for_min_tokens(tokenizer):
     params = SamplingParams(stop="b", min_tokens=4)
     assert run(tokenizer, "abababc", params)[0].text == "aba"
+
+
+def test_prompt_logprobs_come_once_with_the_first_piece(tokenizer):
+    processor = OutputProcessor(tokenizer)
+    processor.add(Request("r", [5, 6], SamplingParams(prompt_logprobs=0, stop=["ab"])))
+    row = TokenLogprobs(6, -1.0, 1, (), ())
+    a, c = tokenizer.encode("ac", add_special_tokens=False)
+    news = [([a], [row]), ([c], []), ([c], [])]
+    pieces = []
+    for tokens, rows in news:
+        processor.process([SequenceDelta("r", 0, tokens, [], rows)])
+        pieces.append(processor.output("r", delta=True))
+    held, first, second = pieces
+    assert (held.outputs, held.prompt_logprobs) == ([], None)
+    assert first.outputs[0].text == "ac"
+    assert first.prompt_logprobs[1][6].logprob == -1.0
+    assert second.prompt_logprobs is None
 
 
 texts = st.text(alphabet="ab,é字", max_size=30)
