@@ -59,7 +59,11 @@ class BiasRow(NamedTuple):
 
 
 class SlotTable:
-    """Sampling parameters and block tables of the running sequences, by slot."""
+    """Sampling parameters and block tables of the running sequences, by slot.
+
+    Args:
+        max_pages: of the widest bucket.
+    """
 
     def __init__(self, num_slots: int, max_pages: int):
         self.num_slots = num_slots

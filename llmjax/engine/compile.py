@@ -39,7 +39,6 @@ class Programs:
         self._programs: dict[Bucket, Any] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self.error: BaseException | None = None
 
     def __getitem__(self, bucket: Bucket) -> Any:
         return self._programs[bucket]
@@ -57,17 +56,6 @@ class Programs:
         )
         self._thread.start()
 
-    def wait(self) -> None:
-        """Blocks until every bucket is compiled.
-
-        Raises:
-            Exception: what stopped the compilation.
-        """
-        if self._thread is not None:
-            self._thread.join()
-        if self.error is not None:
-            raise self.error
-
     def close(self) -> None:
         """Stops compiling after the program at hand."""
         self._stop.set()
@@ -75,16 +63,15 @@ class Programs:
             self._thread.join()
 
     def _compile_rest(self, rest: list[Bucket]) -> None:
-        try:
-            for bucket in rest:
-                # A process whose main thread has ended must not wait for programs.
-                if self._stop.is_set() or not threading.main_thread().is_alive():
-                    return
+        for bucket in rest:
+            # A process whose main thread has ended must not wait for programs.
+            if self._stop.is_set() or not threading.main_thread().is_alive():
+                return
+            try:
                 self._compile(bucket)
-            _return_free_memory()
-        except Exception as error:
-            self.error = error
-            log.exception("compiling a step program failed; its bucket stays unused")
+            except Exception:
+                log.exception("compiling %s failed; it stays unused", bucket)
+        _return_free_memory()
 
     def _compile(self, bucket: Bucket) -> None:
         start = time.perf_counter()

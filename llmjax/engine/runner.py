@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -20,8 +19,6 @@ from .buckets import Bucket, Buckets
 from .compile import Programs
 from .plan import Plan
 from .step import DeviceState, StepOutput, make_state, make_step
-
-log = logging.getLogger(__name__)
 
 _PROMPT_ROWS = 64
 """Prompt positions whose log-probabilities are computed together, by one program."""
@@ -47,7 +44,7 @@ class StepResult:
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None]
-    prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
+    prompt_logprobs: list[list[TokenLogprobs]]
 
 
 class Runner:
@@ -76,7 +73,7 @@ class Runner:
         slots = config.scheduler.max_num_seqs
         page_size = config.cache.block_size
         self._state = make_state(model_config, num_pages, page_size, slots, max_model_len, dtype)
-        self._slots = SlotTable(slots, -(-max_model_len // page_size))
+        self._slots = SlotTable(slots, max(bucket.pages for bucket in buckets.all))
         self.programs = Programs(buckets, self._compile_step)
         self._set_bias = self._compile_set_bias()
         self._prompt_logprobs = self._compile_prompt_logprobs(model_config, dtype)
@@ -93,14 +90,14 @@ class Runner:
     def collect(self, step: InFlight) -> StepResult:
         """Waits for a step and brings its results to the host."""
         sampled = jax.device_get(step.output.sampled)
-        result = StepResult(sampled.token_ids.tolist()[: len(step.plan.chunks)], [])
+        token_ids = sampled.token_ids.tolist()[: len(step.plan.chunks)]
+        logprobs: list[TokenLogprobs | None] = []
         for row, chunk in enumerate(step.plan.chunks):
             wanted, scored = chunk.seq.request.params.logprobs, None
             if wanted is not None and chunk.samples:
-                scored = _row(sampled, row, result.token_ids[row], wanted)
-            result.logprobs.append(scored)
-        result.prompt_logprobs = self._collect_prompt_logprobs(step)
-        return result
+                scored = _row(sampled, row, token_ids[row], wanted)
+            logprobs.append(scored)
+        return StepResult(token_ids, logprobs, self._collect_prompt_logprobs(step))
 
     def _admit(self, seq: Sequence) -> None:
         """Prepares the slot of a sequence that begins to run."""

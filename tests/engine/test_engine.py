@@ -287,6 +287,14 @@ def test_a_request_larger_than_the_pool_is_refused_with_the_numbers(tiny_model):
     llm.close()
 
 
+def test_page_buckets_may_hold_more_than_the_context(tiny_model, roomy):
+    sizes = {"max_num_seqs": 4, "seq_buckets": (4,), "token_buckets": (16,)}
+    llm = LLM(str(tiny_model), **{**SIZES, **sizes, "page_buckets": (4, 32)})
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    assert alone(llm, [5, 6, 7], params) == alone(roomy, [5, 6, 7], params)
+    llm.close()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
