@@ -248,7 +248,7 @@ class LLM:
 
     def _add(self, encoded: tuple[str | None, list[int]], params: SamplingParams) -> Request:
         prompt, ids = encoded
-        request = Request(str(next(self._ids)), ids, params, self.engine.model.eos_token_ids)
+        request = Request(str(next(self._ids)), ids, params, self.tokenizer.eos_token_ids)
         self.engine.add(request)
         self._processor.add(request, prompt)
         return request

@@ -1,8 +1,8 @@
-"""Sampling defaults and end-of-sequence ids that a model declares."""
+"""Sampling defaults that a model declares."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 _HF = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -24,15 +24,3 @@ def defaults_from_hf(generation_config: Mapping[str, Any]) -> dict[str, float]:
 def defaults_from_gguf(metadata: Mapping[str, Any]) -> dict[str, float]:
     """Sampling fields, by their names in SamplingParams, of GGUF metadata."""
     return {name: metadata[key] for key, name in _GGUF.items() if key in metadata}
-
-
-def eos_ids(*configs: Mapping[str, Any]) -> frozenset[int]:
-    """The union of `eos_token_id` (an id, a list, null or absent) over config files."""
-    return frozenset(i for config in configs for i in _ids(config.get("eos_token_id")))
-
-
-def _ids(value: Any) -> Iterator[int]:
-    if isinstance(value, int):
-        yield value
-    elif isinstance(value, list):
-        yield from value

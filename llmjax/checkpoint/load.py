@@ -44,7 +44,6 @@ class LoadedModel:
 
     Attributes:
         dtype: of all weights but norms, which are float32.
-        eos_token_ids: the union of what config, generation config and tokenizer declare.
         generation_defaults: sampling values that the model's authors chose, by the names of
             SamplingParams' fields; only those they gave.
     """
@@ -54,7 +53,6 @@ class LoadedModel:
     state: nnx.State
     dtype: jnp.dtype
     tokenizer: Tokenizer
-    eos_token_ids: frozenset[int]
     generation_defaults: dict[str, float]
 
 
@@ -97,7 +95,6 @@ def load_model(
         state=weights.state,
         dtype=chosen,
         tokenizer=text.tokenizer,
-        eos_token_ids=text.eos_token_ids,
         generation_defaults=text.generation_defaults,
     )
 

@@ -1,4 +1,4 @@
-"""The text side of a checkpoint: tokenizer, end-of-sequence ids, sampling defaults."""
+"""The text side of a checkpoint: tokenizer and sampling defaults."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
 from .base import Checkpoint
-from .generation import defaults_from_gguf, defaults_from_hf, eos_ids
+from .generation import defaults_from_gguf, defaults_from_hf
 from .gguf_file import gguf_metadata
 from .json_file import read_json
 from .orbax_folder import METADATA
@@ -19,7 +19,6 @@ class TextSide(NamedTuple):
     """What LoadedModel says of it."""
 
     tokenizer: Tokenizer
-    eos_token_ids: frozenset[int]
     generation_defaults: dict[str, float]
 
 
@@ -37,14 +36,10 @@ def read_text_side(checkpoint: Checkpoint) -> TextSide:
 
 
 def _from_gguf(metadata: dict) -> TextSide:
-    tokenizer = tokenizer_from_gguf(metadata)
-    return TextSide(tokenizer, tokenizer.eos_token_ids, defaults_from_gguf(metadata))
+    return TextSide(tokenizer_from_gguf(metadata), defaults_from_gguf(metadata))
 
 
 def _from_folder(folder: Path) -> TextSide:
-    tokenizer = tokenizer_from_folder(folder)
-    config = read_json(folder / "config.json")
     generation = folder / GENERATION_CONFIG
     chosen = read_json(generation) if generation.exists() else {}
-    declared = eos_ids(config, config.get("text_config") or {}, chosen)
-    return TextSide(tokenizer, declared | tokenizer.eos_token_ids, defaults_from_hf(chosen))
+    return TextSide(tokenizer_from_folder(folder), defaults_from_hf(chosen))

@@ -103,7 +103,7 @@ class AsyncEngine:
             raise EngineDeadError("the server is shutting down")
         if request_id in self._streams:
             raise ValueError(f"request id {request_id!r} is in use")
-        eos = self.engine.model.eos_token_ids
+        eos = self.tokenizer.eos_token_ids
         stream = _Stream(Request(request_id, prompt_token_ids, params, eos), prompt)
         # Known before health is checked: a loop that dies in between fails it too.
         self._streams[request_id] = stream

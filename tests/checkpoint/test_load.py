@@ -235,11 +235,11 @@ def test_end_of_sequence_ids_are_the_union_and_defaults_are_kept(folder):
     generation = {"eos_token_id": 7, "temperature": 0.6, "top_p": 0.9, "do_sample": True}
     (folder / "generation_config.json").write_text(json.dumps(generation))
     model = load(folder)
-    assert model.eos_token_ids == {2, 5, 6, 7}
+    assert model.tokenizer.eos_token_ids == {2, 5, 6, 7}
     assert model.generation_defaults == {"temperature": 0.6, "top_p": 0.9}
     (folder / "generation_config.json").unlink()
     write_folder(folder, eos_token_id=None)
-    assert load(folder).eos_token_ids == {2}
+    assert load(folder).tokenizer.eos_token_ids == {2}
 
 
 def test_sampling_defaults_of_a_gguf_file(tmp_path):
@@ -251,4 +251,4 @@ def test_sampling_defaults_of_a_gguf_file(tmp_path):
     finish(writer)
     model = load(tmp_path / "m.gguf")
     assert model.generation_defaults == {"temperature": 0.5, "top_k": 20}
-    assert model.eos_token_ids == {2}
+    assert model.tokenizer.eos_token_ids == {2}

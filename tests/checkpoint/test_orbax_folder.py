@@ -39,7 +39,7 @@ def test_a_converted_folder_loads_like_its_source(source, tmp_path):
     assert open_checkpoint(converted).kind == "orbax"
     assert_parameters(ours, parameters())
     assert ours.config == theirs.config
-    assert ours.eos_token_ids == theirs.eos_token_ids == {2, 8}
+    assert ours.tokenizer.eos_token_ids == theirs.tokenizer.eos_token_ids == {2, 8}
     assert ours.generation_defaults == {"top_k": 9}
     assert ours.tokenizer.encode("abc") == theirs.tokenizer.encode("abc")
     assert not list(converted.glob("*.index.json"))
@@ -55,7 +55,7 @@ def test_a_converted_gguf_file_needs_no_other_file(tmp_path):
     assert_parameters(model, parameters())
     assert model.config == expected.config
     assert model.tokenizer.encode("abc") == expected.tokenizer.encode("abc")
-    assert model.eos_token_ids == expected.eos_token_ids
+    assert model.tokenizer.eos_token_ids == expected.tokenizer.eos_token_ids
 
 
 def test_keeps_the_stored_type_unless_told_otherwise(source, tmp_path):
