@@ -6,7 +6,7 @@ PORT ?= 8000
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint types format notebook bench clean
+.PHONY: help serve test lint types format notebook clean
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12

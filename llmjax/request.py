@@ -225,7 +225,6 @@ class SequenceDelta:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    num_cached_tokens: int = 0
 
 
 class Logprob(NamedTuple):

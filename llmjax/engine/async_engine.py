@@ -95,6 +95,9 @@ class AsyncEngine:
 
         Closing the iteration early, or cancelling it, aborts the request.
 
+        Args:
+            request_id: one that no other request has had.
+
         Raises:
             InvalidRequestError, QueueFullError: before the first output.
             EngineDeadError: the engine has stopped, or is shutting down.
@@ -107,10 +110,11 @@ class AsyncEngine:
         stream = _Stream(Request(request_id, prompt_token_ids, params, eos), prompt)
         # Known before health is checked: a loop that dies in between fails it too.
         self._streams[request_id] = stream
-        finished = False
+        finished = True
         try:
             self.check_health()
             self._send(stream)
+            finished = False
             while not finished:
                 await stream.ready.wait()
                 stream.ready.clear()

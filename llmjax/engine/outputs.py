@@ -45,7 +45,6 @@ class _RequestState:
     prompt: str | None
     choices: list[_Choice]
     prompt_logprobs: list[dict[int, Logprob] | None] | None
-    num_cached_tokens: int = 0
     prompt_sent: bool = False
 
     @property
@@ -124,7 +123,6 @@ class OutputProcessor:
             outputs=outputs,
             finished=state.finished,
             prompt_logprobs=prompt_logprobs,
-            num_cached_tokens=state.num_cached_tokens,
         )
 
     def _detokenizer(self, request: Request) -> IncrementalDetokenizer | None:
@@ -138,7 +136,6 @@ class OutputProcessor:
 
     def _take(self, state: _RequestState, choice: _Choice, delta: SequenceDelta) -> None:
         params = state.request.params
-        state.num_cached_tokens = max(state.num_cached_tokens, delta.num_cached_tokens)
         if state.prompt_logprobs is not None:
             state.prompt_logprobs += [self._logprobs(row) for row in delta.prompt_logprobs]
         choice.token_ids += delta.token_ids
