@@ -46,6 +46,7 @@ class LLM:
         self._processor = OutputProcessor(self.tokenizer)
         self._ids = itertools.count()
         self._lock = threading.Lock()
+        self._news: set[str] = set()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -118,18 +119,17 @@ class LLM:
         else:
             is_chat = False
         encoded = self._encode_chat(prompt, template) if is_chat else self._encode(prompt)  # type: ignore[arg-type]
-        with self._lock:
-            request = self._add(encoded, params or self.default_params)
-            try:
-                finished = False
-                while not finished:
-                    for _ in self._step():
-                        output = self._processor.output(request.id, delta=True)
-                        finished = output.finished
-                        yield output
-            finally:
-                self._forget([request.id])
-                self._settle()
+        request = self._add(encoded, params or self.default_params)
+        try:
+            finished = False
+            while not finished:
+                self._advance({request.id})
+                output = self._processor.output(request.id, delta=True)
+                finished = output.finished
+                if output.outputs:
+                    yield output
+        finally:
+            self._forget([request.id])
 
     def forward(
         self,
@@ -173,56 +173,63 @@ class LLM:
             raise InvalidRequestError(
                 f"{len(encoded)} prompts came with {len(params)} params", param="params"
             )
-        with self._lock:
-            ids: list[str] = []
-            try:
-                for prompt, p in zip(encoded, params, strict=True):
-                    ids.append(self._add(prompt, p).id)
-                return self._collect(ids, use_tqdm and len(ids) > 1)
-            except BaseException:
-                self._forget(ids)
-                raise
-            finally:
-                self._settle()
+        ids: list[str] = []
+        try:
+            for prompt, p in zip(encoded, params, strict=True):
+                ids.append(self._add(prompt, p).id)
+            return self._collect(ids, use_tqdm and len(ids) > 1)
+        finally:
+            self._forget(ids)
 
     def _collect(self, ids: list[str], show: bool) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
-        tokens = 0
+        waiting, tokens = set(ids), 0
         with tqdm(total=len(ids), desc="Prompts", disable=not show, dynamic_ncols=True) as bar:
-            while len(outputs) < len(ids):
-                for request_id in self._step():
-                    output = self._processor.output(request_id, delta=False)
-                    if not output.finished:
+            while waiting:
+                for request_id in self._advance(waiting):
+                    if not self._processor.is_finished(request_id):
                         continue
-                    outputs[request_id] = output
-                    tokens += sum(len(c.token_ids) for c in output.outputs)
+                    outputs[request_id] = self._processor.output(request_id, delta=False)
+                    waiting.remove(request_id)
+                    tokens += sum(len(c.token_ids) for c in outputs[request_id].outputs)
                     elapsed = bar.format_dict["elapsed"] or 1e-9
                     bar.set_postfix_str(f"{tokens / elapsed:.0f} tok/s", refresh=False)
                     bar.update()
         return [outputs[i] for i in ids]
 
-    def _step(self) -> list[str]:
-        touched, stopped = self._processor.process(self.engine.step())
-        for request_id, index in stopped:
-            self.engine.abort(request_id, index)
-        return touched
+    def _advance(self, request_ids: set[str]) -> set[str]:
+        """Steps the engine until there is news of any of these requests; returns which.
 
-    def _settle(self) -> None:
-        """Takes in the step dispatched ahead of the end, so that all pages are free again."""
-        while self.engine.has_work:
-            self.engine.step()
+        Others may be under way: streams left half read, calls from other threads. Their
+        news waits for them, and the lock is never held while a caller has the word.
+        """
+        with self._lock:
+            while not (news := self._news & request_ids):
+                touched, stopped = self._processor.process(self.engine.step())
+                for request_id, index in stopped:
+                    self.engine.abort(request_id, index)
+                self._news.update(touched)
+            self._news -= news
+            return news
 
     def _add(self, encoded: tuple[str | None, list[int]], params: SamplingParams) -> Request:
         prompt, ids = encoded
         request = Request(str(next(self._ids)), ids, params, self.engine.model.eos_token_ids)
-        self.engine.add(request)
-        self._processor.add(request, prompt)
+        with self._lock:
+            self.engine.add(request)
+            self._processor.add(request, prompt)
         return request
 
     def _forget(self, request_ids: Sequence[str]) -> None:
-        for request_id in request_ids:
-            self.engine.abort(request_id)
-            self._processor.remove(request_id)
+        """Ends what has not ended, and takes in a step that was dispatched ahead of the end."""
+        with self._lock:
+            for request_id in request_ids:
+                self.engine.abort(request_id)
+                self._processor.remove(request_id)
+            self._news.difference_update(request_ids)
+            stats = self.engine.stats
+            while self.engine.has_work and not (stats().num_running or stats().num_waiting):
+                self.engine.step()
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):

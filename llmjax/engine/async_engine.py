@@ -120,7 +120,8 @@ class AsyncEngine:
                 with self._processor_lock:
                     output = self._processor.output(request_id, delta=True)
                 finished = output.finished
-                yield output
+                if output.outputs:
+                    yield output
         finally:
             del self._streams[request_id]
             if not finished:

@@ -98,6 +98,10 @@ class OutputProcessor:
                 stopped.append((delta.request_id, delta.index))
         return list(touched), stopped
 
+    def is_finished(self, request_id: str) -> bool:
+        """Whether all choices of a request have ended."""
+        return self._states[request_id].finished
+
     def output(self, request_id: str, *, delta: bool) -> RequestOutput:
         """The request's output: all of it, or what is new since the last delta.
 
@@ -111,7 +115,7 @@ class OutputProcessor:
         prompt_logprobs = state.prompt_logprobs
         if delta and state.prompt_sent:
             prompt_logprobs = None
-        state.prompt_sent = any(c.token_ids for c in state.choices)
+        state.prompt_sent |= bool(outputs)
         if state.finished:
             del self._states[request_id]
         return RequestOutput(
