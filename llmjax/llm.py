@@ -48,7 +48,7 @@ class LLM:
         self._processor = OutputProcessor(self.tokenizer)
         self._ids = itertools.count()
         self._lock = threading.Lock()
-        self._holder: int | None = None
+        self._news: set[str] = set()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -114,7 +114,7 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """Yields what is new of one prompt's or conversation's output as it is generated.
 
-        Closing the iteration early ends the request; nothing else runs before that.
+        Leaving the iteration early ends the request.
 
         Args:
             template: for a conversation, passed on to the chat template.
@@ -132,19 +132,16 @@ class LLM:
                 param=next(iter(template)),
             )
         encoded = self._encode_chat(prompt, template) if is_chat else self._encode(prompt)  # type: ignore[arg-type]
-        with self._turn():
-            request = self._add(encoded, params or self.default_params)
-            try:
-                finished = False
-                while not finished:
-                    for _ in self._step():
-                        output = self._processor.output(request.id, delta=True)
-                        finished = output.finished
-                        if output.outputs:
-                            yield output
-            finally:
-                self._forget([request.id])
-                self._settle()
+        request = self._add(encoded, params or self.default_params)
+        try:
+            finished = False
+            while not finished:
+                (output,) = self._advance({request.id}, delta=True)
+                finished = output.finished
+                if output.outputs:
+                    yield output
+        finally:
+            self._forget([request.id])
 
     def forward(
         self,
@@ -188,75 +185,67 @@ class LLM:
             raise InvalidRequestError(
                 f"{len(encoded)} prompts came with {len(params)} params", param="params"
             )
-        with self._turn():
-            ids: list[str] = []
-            try:
-                for prompt, p in zip(encoded, params, strict=True):
-                    ids.append(self._add(prompt, p).id)
-                return self._collect(ids, use_tqdm and len(ids) > 1)
-            except BaseException:
-                self._forget(ids)
-                raise
-            finally:
-                self._settle()
+        ids: list[str] = []
+        try:
+            for prompt, p in zip(encoded, params, strict=True):
+                ids.append(self._add(prompt, p).id)
+            return self._collect(ids, use_tqdm and len(ids) > 1)
+        finally:
+            self._forget(ids)
 
     def _collect(self, ids: list[str], show: bool) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
-        tokens = 0
+        waiting, tokens = set(ids), 0
         with tqdm(total=len(ids), desc="Prompts", disable=not show, dynamic_ncols=True) as bar:
-            while len(outputs) < len(ids):
-                for request_id in self._step():
-                    if not self._processor.is_finished(request_id):
-                        continue
-                    output = self._processor.output(request_id, delta=False)
-                    outputs[request_id] = output
+            while waiting:
+                for output in self._advance(waiting, delta=False):
+                    outputs[output.request_id] = output
+                    waiting.remove(output.request_id)
                     tokens += sum(len(c.token_ids) for c in output.outputs)
                     elapsed = bar.format_dict["elapsed"] or 1e-9
                     bar.set_postfix_str(f"{tokens / elapsed:.0f} tok/s", refresh=False)
                     bar.update()
         return [outputs[i] for i in ids]
 
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Lets one caller at a time use the engine; other threads wait.
+    def _advance(self, request_ids: set[str], *, delta: bool) -> list[RequestOutput]:
+        """Steps the engine until there is news of any of these requests, and takes it.
 
-        Raises:
-            RuntimeError: this thread has a stream open, so waiting would never end.
+        Others may be under way: streams left half read, calls from other threads. Their
+        news waits for them, and the lock is never held while a caller has the word.
+
+        Returns:
+            What is new of each, where `delta`; else the whole of each that has ended.
         """
-        me = threading.get_ident()
-        if self._holder == me:
-            raise RuntimeError("a stream is open: finish it, or close() it, before the next call")
         with self._lock:
-            self._holder = me
-            try:
-                yield
-            finally:
-                self._holder = None
-
-    def _step(self) -> list[str]:
-        with _interrupts_later():
-            touched, stopped = self._processor.process(self.engine.step())
-            for request_id, index in stopped:
-                self.engine.abort(request_id, index)
-        return touched
-
-    def _settle(self) -> None:
-        """Takes in the step dispatched ahead of the end, so that all pages are free again."""
-        while self.engine.has_work:
-            with _interrupts_later():
-                self.engine.step()
+            while not (news := self._news & request_ids):
+                with _interrupts_later():
+                    touched, stopped = self._processor.process(self.engine.step())
+                    for request_id, index in stopped:
+                        self.engine.abort(request_id, index)
+                    self._news.update(touched)
+            self._news -= news
+            ready = [i for i in news if delta or self._processor.is_finished(i)]
+            return [self._processor.output(i, delta=delta) for i in ready]
 
     def _add(self, encoded: tuple[str | None, list[int]], params: SamplingParams) -> Request:
         prompt, ids = encoded
         request = Request(str(next(self._ids)), ids, params, self.tokenizer.eos_token_ids)
-        self.engine.add(request)
-        self._processor.add(request, prompt)
+        with self._lock:
+            self.engine.add(request)
+            self._processor.add(request, prompt)
         return request
 
     def _forget(self, request_ids: Sequence[str]) -> None:
-        for request_id in request_ids:
-            self.engine.abort(request_id)
-            self._processor.remove(request_id)
+        """Ends what has not ended, and takes in a step that was dispatched ahead of the end."""
+        with self._lock:
+            for request_id in request_ids:
+                self.engine.abort(request_id)
+                self._processor.remove(request_id)
+            self._news.difference_update(request_ids)
+            stats = self.engine.stats
+            while self.engine.has_work and not (stats().num_running or stats().num_waiting):
+                with _interrupts_later():
+                    self.engine.step()
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
@@ -278,7 +267,7 @@ class LLM:
 
 @contextmanager
 def _interrupts_later() -> Iterator[None]:
-    """Holds Ctrl-C back: in the middle of a step it would leave the engine out of step."""
+    """Holds Ctrl-C back: in the middle of a step it would leave the engine out of order."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield

@@ -110,7 +110,7 @@ class AsyncEngine:
         stream = _Stream(Request(request_id, prompt_token_ids, params, eos), prompt)
         # Known before health is checked: a loop that dies in between fails it too.
         self._streams[request_id] = stream
-        finished = True
+        finished = True  # nothing to abort before it is sent
         try:
             self.check_health()
             self._send(stream)

@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 
 
 def enable_persistent_cache(directory: str | None) -> None:
-    """Keeps compiled programs on disk between runs, where JAX was not told otherwise."""
-    if jax.config.values["jax_compilation_cache_dir"] is None:
+    """Keeps compiled programs on disk between runs: in `directory`, or where JAX was told."""
+    if directory or jax.config.values["jax_compilation_cache_dir"] is None:
         jax.config.update("jax_compilation_cache_dir", directory or str(cache_dir() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

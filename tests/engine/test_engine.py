@@ -223,14 +223,16 @@ def test_leaving_a_stream_early_frees_its_pages(roomy):
     assert_idle(roomy)
 
 
-def test_a_call_beside_an_open_stream_is_refused(roomy):
-    stream = roomy.stream([5, 6, 7], SamplingParams(max_tokens=50, ignore_eos=True))
-    next(stream)
-    with pytest.raises(RuntimeError, match=r"close\(\)"):
-        roomy.generate([5])
-    next(stream)
-    stream.close()
-    assert len(alone(roomy, [5, 6], SamplingParams(max_tokens=3, ignore_eos=True))) == 3
+def test_a_stream_left_half_read_blocks_nobody(roomy):
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    expected = alone(roomy, [5, 6, 7], params)
+    half_read = roomy.stream([5, 6, 7], params)
+    tokens = list(next(half_read).outputs[0].token_ids)
+    assert alone(roomy, [5, 6, 7], params) == expected
+    for output in half_read:
+        tokens += output.outputs[0].token_ids
+    assert tokens == expected
+    assert_idle(roomy)
 
 
 def test_template_arguments_need_messages(roomy):

@@ -1,10 +1,12 @@
-"""Measure throughput."""
+"""Measure throughput and start-up."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import logging
+import sys
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
@@ -37,6 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="prompts instead of random ones: a text file's lines, or .jsonl with a prompt field",
     )
     group.add_argument("--output-json", type=Path, metavar="FILE", help="write the results here")
+    help_text = "seconds from starting a server to its first answer, cold and again"
+    startup = kinds.add_parser("startup", help=help_text, description=help_text, allow_abbrev=False)
+    startup.set_defaults(run_bench=run_startup)
+    startup.add_argument("--model", required=True, help="as for llmjax serve")
+    startup.add_argument("--port", type=int, default=8765, metavar="N", help="[8765]")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,4 +75,18 @@ def run_throughput(args: argparse.Namespace) -> int:
         software = {"llmjax": __version__, "jax": jax.__version__, "device": device}
         report = {**asdict(result), "options": options, **software}
         args.output_json.write_text(json.dumps(report, indent=2) + "\n")
+    return 0
+
+
+def run_startup(args: argparse.Namespace) -> int:
+    from llmjax.bench import startup
+    from llmjax.checkpoint import resolve_model
+
+    resolve_model(args.model)  # fetching the model is not part of starting
+    with tempfile.TemporaryDirectory() as programs:
+        command = [sys.executable, "-m", "llmjax_serving.cli", "serve", "--model", args.model]
+        command += ["--port", str(args.port), "--compilation-cache-dir", programs]
+        for title in ("cold: no compiled programs", "again: programs from the cache"):
+            print(title)
+            print(startup.measure(command).table(), flush=True)
     return 0
