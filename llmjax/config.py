@@ -43,6 +43,11 @@ class ModelConfig:
             f"max_model_len is {self.max_model_len}, allowed: 1 or more",
         )
 
+    @property
+    def name(self) -> str:
+        """What clients call the model."""
+        return self.served_model_name or self.model
+
 
 @dataclass(frozen=True)
 class CacheConfig:
@@ -146,6 +151,15 @@ class CompileConfig:
             _require(bool(ok), f"{name} is {values}, allowed: distinct positive integers")
 
 
+PARTS: dict[str, Any] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "compile": CompileConfig,
+}
+"""What an EngineConfig is made of, by its field."""
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """All of an engine's configuration.
@@ -176,15 +190,9 @@ class EngineConfig:
         Raises:
             ConfigError: an option does not exist, or its value is not allowed.
         """
-        parts = {
-            "model": ModelConfig,
-            "cache": CacheConfig,
-            "scheduler": SchedulerConfig,
-            "compile": CompileConfig,
-        }
         options = {"model": model, **options}
         built: dict[str, Any] = {}
-        for name, part in parts.items():
+        for name, part in PARTS.items():
             names = {f.name for f in fields(part)} & options.keys()
             built[name] = part(**{n: options.pop(n) for n in names})
         if "max_logprobs" in options:

@@ -83,7 +83,7 @@ class Engine:
             dtype=self.model.dtype,
         )
         self._in_flight: deque[InFlight] = deque()
-        self.metrics = Metrics(config.model.served_model_name or config.model.model)
+        self.metrics = Metrics(config.model.name)
         log.info("step programs:\n%s", self.buckets.table())
         self.runner.programs.start(background=config.compile.background)
 

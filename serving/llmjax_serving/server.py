@@ -201,6 +201,5 @@ async def serve(
     on_ready: Callable[[AsyncEngine, str], None],
 ) -> int:
     """Loads the model and serves it; see `Server.run`."""
-    model = engine_config.model
-    state = ServerState(model.served_model_name or model.model, server_config)
+    state = ServerState(engine_config.model.name, server_config)
     return await Server(state, lambda: load_engine(engine_config), on_ready).run()

@@ -11,25 +11,17 @@ from dataclasses import MISSING, Field, fields
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from llmjax.config import (
-    CacheConfig,
-    CompileConfig,
-    EngineConfig,
-    ModelConfig,
-    SchedulerConfig,
-)
+from llmjax.config import PARTS, EngineConfig
 
 TALKATIVE = ("jax", "absl", "httpx")
 """Loggers of others that tell their inner workings at the level info."""
-
-ENGINE_PARTS = (ModelConfig, CacheConfig, SchedulerConfig, CompileConfig)
 
 
 def add_engine_flags(parser: argparse.ArgumentParser, *, positional_model: bool = False) -> None:
     """Adds a flag for every field of an engine's configuration."""
     if positional_model:
         parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="as --model")
-    for part in ENGINE_PARTS:
+    for part in PARTS.values():
         add_flags(parser, part)
     add_flags(parser, EngineConfig, only={"max_logprobs"})
 
@@ -39,7 +31,7 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
 
     Ends the program with a usage message where no model was given.
     """
-    names = {field.name for part in ENGINE_PARTS for field in fields(part)} | {"max_logprobs"}
+    names = {field.name for part in PARTS.values() for field in fields(part)} | {"max_logprobs"}
     options = {name: value for name, value in vars(args).items() if name in names}
     positional = getattr(args, "positional_model", None)
     if positional is not None and options.setdefault("model", positional) != positional:

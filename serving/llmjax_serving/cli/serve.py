@@ -63,8 +63,7 @@ def banner(engine: AsyncEngine, url: str, config: ServerConfig) -> str:
 
 def curl(engine: AsyncEngine, url: str, config: ServerConfig) -> str:
     """A request that works as pasted into a shell."""
-    model = engine.config.model
-    body: dict = {"model": model.served_model_name or model.model}
+    body: dict = {"model": engine.config.model.name}
     if engine.tokenizer.chat_template:
         path = "/v1/chat/completions"
         body["messages"] = [{"role": "user", "content": "What is the capital of France?"}]
