@@ -3,12 +3,10 @@ from __future__ import annotations
 import json
 import lzma
 import os
-import struct
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from llmjax.tokenizer import Tokenizer, tokenizer_from_gguf
@@ -50,31 +48,3 @@ def model_file(pattern: str) -> Path:
     if path is None:
         pytest.skip(f"needs {pattern} in LLMJAX_MODELS")
     return path
-
-
-_SCALARS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "?", 10: "u8"}
-
-
-@cache
-def gguf_metadata(path: Path) -> dict[str, Any]:
-    """Key -> value of a GGUF file, without its tensors."""
-    data, at = memoryview(path.read_bytes()[: 32 << 20]), 24
-
-    def take(kind: str, count: int = 1) -> np.ndarray:
-        nonlocal at
-        values = np.frombuffer(data, np.dtype(kind).newbyteorder("<"), count, at)
-        at += values.nbytes
-        return values
-
-    def value(kind: int) -> Any:
-        if kind == 8:
-            return bytes(take("u1", int(take("u8")[0]))).decode()
-        if kind != 9:
-            return take(_SCALARS[kind])[0].item()
-        kind, count = int(take("u4")[0]), int(take("u8")[0])
-        if kind == 8:
-            return [value(8) for _ in range(count)]
-        return take(_SCALARS[kind], count).tolist()
-
-    (entries,) = struct.unpack_from("<Q", data, 16)
-    return {value(8): value(int(take("u4")[0])) for _ in range(entries)}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from llmjax.checkpoint.gguf_file import gguf_metadata
 from llmjax.tokenizer import tokenizer_from_gguf
 
-from .conftest import fixture, gguf_metadata, model_file, shared_file, small
+from .conftest import fixture, model_file, shared_file, small
 
 CASES = fixture("llamacpp")
 

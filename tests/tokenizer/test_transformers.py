@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from llmjax.checkpoint.gguf_file import gguf_metadata
 from llmjax.tokenizer import Tokenizer, tokenizer_from_gguf
 
-from .conftest import fixture, gguf_metadata, model_file
+from .conftest import fixture, model_file
 
 EXPECTED = fixture("transformers")
 SMOLLM2 = "SmolLM2-135M-Instruct*.gguf"
