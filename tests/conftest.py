@@ -1,9 +1,8 @@
-"""What many tests share: a tiny model with a tokenizer, and the folder of shared material."""
+"""What many tests share: a tiny model with a tokenizer."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -34,13 +33,4 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": CHAT_TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
-
-
-@pytest.fixture(scope="session")
-def shared() -> Path:
-    """Material beside the checkout that the project does not carry itself."""
-    folder = Path(os.environ.get("LLMJAX_SHARED", HERE.parent.parent / "shared"))
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is absent: it holds public data that is not copied here")
     return folder

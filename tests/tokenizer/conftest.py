@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from llmjax.checkpoint import cache_dir
 from llmjax.tokenizer import Tokenizer, tokenizer_from_gguf
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = Path(__file__).parent / "fixtures"
 SHARED = Path(os.environ.get("LLMJAX_SHARED", ROOT.parent / "shared"))
-MODELS = Path(os.environ.get("LLMJAX_MODELS", ROOT.parent / "models"))
 
 
 @cache
@@ -37,6 +37,7 @@ def small_metadata(vocabulary: str) -> dict[str, Any]:
 
 
 def shared_file(name: str) -> Path:
+    """Public data beside the checkout that the project does not carry itself."""
     path = SHARED / name
     if not path.exists():
         pytest.skip(f"needs {name} in LLMJAX_SHARED")
@@ -44,7 +45,8 @@ def shared_file(name: str) -> Path:
 
 
 def model_file(pattern: str) -> Path:
-    path = next(iter(sorted(MODELS.glob(f"**/{pattern}"))), None)
+    """A model that another test, or `llmjax pull`, has fetched."""
+    path = next(iter(sorted((cache_dir() / "models").glob(f"**/{pattern}"))), None)
     if path is None:
-        pytest.skip(f"needs {pattern} in LLMJAX_MODELS")
+        pytest.skip(f"needs {pattern} in the cache of llmjax pull")
     return path
