@@ -7,7 +7,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from jaxtyping import install_import_hook
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+# Shapes and types of what runs on the device are checked where they are annotated.
+install_import_hook(
+    ("llmjax_kernels.paged_attention", "llmjax.nn", "llmjax.sampling", "llmjax.models.decoder"),
+    "checked.check",
+)
 
 HERE = Path(__file__).parent
 CHAT_TEMPLATE = (

@@ -156,7 +156,7 @@ class Decoder(nnx.Module):
     def logits(self, hidden: Float[Array, "*T D"]) -> Float[Array, "*T V"]:
         """float32 logits of final hidden states."""
         weight = self.embed.weight if self.head is None else self.head.weight
-        logits = project(hidden, weight[...], jnp.float32)
+        logits = project(hidden, weight[...])
         if self.config.logits_scale != 1:
             logits *= self.config.logits_scale
         if self.config.logits_softcap is not None:

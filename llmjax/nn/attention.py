@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from .norm import RMSNorm
 from .rope import Rotation, rotate
 
 
+@runtime_checkable
 class AttentionContext(Protocol):
     """What a layer's queries attend to."""
 

@@ -16,7 +16,7 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(out_size, dtype)) if bias else None
 
     def __call__(self, x: Float[Array, "*T in"]) -> Float[Array, "*T out"]:
-        y = project(x, self.weight[...])
+        y = project(x, self.weight[...]).astype(x.dtype)
         return y if self.bias is None else y + self.bias[...]
 
 
@@ -30,11 +30,8 @@ class Embedding(nnx.Module):
         return self.weight[...][tokens]
 
 
-def project(
-    x: Float[Array, "*T in"], weight: Float[Array, "out in"], dtype: jnp.dtype | None = None
-) -> Float[Array, "*T out"]:
-    """x W^T, accumulated in float32, as `dtype` (x's own if None)."""
-    y = jax.lax.dot_general(
+def project(x: Float[Array, "*T in"], weight: Float[Array, "out in"]) -> Float[Array, "*T out"]:
+    """x W^T in float32."""
+    return jax.lax.dot_general(
         x, weight, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.float32
     )
-    return y.astype(dtype or x.dtype)

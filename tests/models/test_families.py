@@ -78,7 +78,7 @@ def load(name: str) -> tuple[Decoder, dict]:
     weights = folder if (folder / "model.safetensors").exists() else folder.parent
     f = family(spec["architectures"][0])
     config = f.read_config(spec)
-    model = Decoder(config, jnp.float32)
+    model = Decoder(config, jnp.dtype("float32"))
     tensors = load_file(weights / "model.safetensors")
     return fill(model, f.weights(config), config, tensors), dict(np.load(folder / "ref.npz"))
 
@@ -93,7 +93,7 @@ def load_gguf(name: str) -> Decoder:
     metadata |= {key: tensors[key].tolist() for key in ROPE_TENSORS if key in tensors}
     f = family(metadata["general.architecture"])
     config = f.read_gguf_config(metadata, tensors)
-    return fill(Decoder(config, jnp.float32), f.gguf_weights(config), config, tensors)
+    return fill(Decoder(config, jnp.dtype("float32")), f.gguf_weights(config), config, tensors)
 
 
 def check(model: Decoder, ref: dict) -> None:
