@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
@@ -11,6 +10,8 @@ from typing import NamedTuple
 from .errors import InvalidRequestError
 
 MAX_STOPS = 64
+MAX_FLOAT = 3e38
+"""The device counts in float32."""
 MAX_LOGIT_BIAS = 512
 """Entries of `logit_bias` plus ids that `min_tokens` holds back; a row of the device table."""
 
@@ -25,7 +26,9 @@ def _is_int(value: object) -> bool:
 
 
 def _is_real(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= MAX_FLOAT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +97,8 @@ class SamplingParams:
             _check(_is_real(value) and low <= value <= high, name, value, allowed)
         top_p, penalty = self.top_p, self.repetition_penalty
         _check(_is_real(top_p) and 0 < top_p <= 1, "top_p", top_p, "above 0 up to 1")
-        _check(_is_real(penalty) and penalty > 0, "repetition_penalty", penalty, "above 0")
+        ok, allowed = _is_real(penalty) and penalty > 0, f"above 0 up to {MAX_FLOAT:g}"
+        _check(ok, "repetition_penalty", penalty, allowed)
         integers: tuple[tuple[str, int, int, bool], ...] = (
             ("n", 1, 64, False),
             ("top_k", 0, 2**31 - 1, False),

@@ -66,7 +66,8 @@ def is_integer(value: Any) -> bool:
 
 
 def number(value: Any, path: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    # Compared, as math.isfinite fails on an integer beyond any float.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
         raise refuse(path, value, "a number")
     return value
 

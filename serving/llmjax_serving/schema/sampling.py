@@ -51,7 +51,7 @@ class StreamOptions:
 def logit_bias(value: Any, path: str) -> dict[int, float]:
     biases = {}
     for key, bias in mapping(value, path).items():
-        if not (key.isascii() and key.isdecimal()):
+        if not (key.isascii() and key.isdecimal() and len(key) < 20):
             raise refuse(path, {key: bias}, "token ids as keys")
         biases[int(key)] = number(bias, f"{path}.{key}")
     return biases
