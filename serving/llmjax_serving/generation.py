@@ -9,6 +9,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from llmjax.errors import InvalidRequestError, QueueFullError
 from llmjax.metrics import Metrics
 from llmjax.request import RequestOutput, SamplingParams
 
@@ -90,6 +91,9 @@ async def run_job(
                 if any(choice.finish_reason == "abort" for choice in output.outputs):
                     raise unavailable("the server aborted this request", "aborted")
                 yield output
+    except (InvalidRequestError, QueueFullError):
+        watch.choices = 0  # refused: none of them began
+        raise
     finally:
         watch.close()
 

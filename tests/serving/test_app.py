@@ -242,6 +242,8 @@ async def test_a_full_queue_is_429(prompt, stream):
         error = await error_of(response)
         assert (error["code"], error["type"]) == ("queue_full", "rate_limit_error")
         assert not engine.running
+        metrics = await (await client.get("/metrics")).text()
+        assert 'finished_reason="abort"' not in metrics, "what is refused has not begun"
 
 
 @pytest.mark.parametrize("stream", [False, True])
