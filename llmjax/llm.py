@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -49,6 +50,7 @@ class LLM:
         self._ids = itertools.count()
         self._lock = threading.Lock()
         self._news: set[str] = set()
+        self._left: deque[str] = deque()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -217,6 +219,7 @@ class LLM:
             What is new of each, where `delta`; else the whole of each that has ended.
         """
         with self._lock:
+            self._end_left()
             while not (news := self._news & request_ids):
                 with _interrupts_later():
                     touched, stopped = self._processor.process(self.engine.step())
@@ -236,16 +239,29 @@ class LLM:
         return request
 
     def _forget(self, request_ids: Sequence[str]) -> None:
-        """Ends what has not ended, and takes in a step that was dispatched ahead of the end."""
-        with self._lock:
-            for request_id in request_ids:
-                self.engine.abort(request_id)
-                self._processor.remove(request_id)
-            self._news.difference_update(request_ids)
-            stats = self.engine.stats
-            while self.engine.has_work and not (stats().num_running or stats().num_waiting):
-                with _interrupts_later():
-                    self.engine.step()
+        """Ends what has not ended: now, or where the engine is in use when it next is not.
+
+        The garbage collector may close a forgotten stream in the middle of another call,
+        whose thread would wait for itself.
+        """
+        self._left.extend(request_ids)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._end_left()
+            finally:
+                self._lock.release()
+
+    def _end_left(self) -> None:
+        """Also takes in a step that was dispatched ahead of the end."""
+        while self._left:
+            request_id = self._left.popleft()
+            self.engine.abort(request_id)
+            self._processor.remove(request_id)
+            self._news.discard(request_id)
+        stats = self.engine.stats
+        while self.engine.has_work and not (stats().num_running or stats().num_waiting):
+            with _interrupts_later():
+                self.engine.step()
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):

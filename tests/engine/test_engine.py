@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import signal
 
@@ -232,6 +233,23 @@ def test_a_stream_left_half_read_blocks_nobody(roomy):
     for output in half_read:
         tokens += output.outputs[0].token_ids
     assert tokens == expected
+    assert_idle(roomy)
+
+
+def test_a_stream_may_be_collected_as_garbage_in_the_middle_of_a_call(roomy, monkeypatch):
+    stream = roomy.stream([5, 6, 7], SamplingParams(max_tokens=50, ignore_eos=True))
+    next(stream)
+    cycle = [stream]
+    cycle.append(cycle)
+    del stream, cycle
+    collect = roomy.engine.runner.collect
+
+    def collect_garbage_too(step):
+        gc.collect()
+        return collect(step)
+
+    monkeypatch.setattr(roomy.engine.runner, "collect", collect_garbage_too)
+    assert len(alone(roomy, [5, 6], SamplingParams(max_tokens=3, ignore_eos=True))) == 3
     assert_idle(roomy)
 
 
