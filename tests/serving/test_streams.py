@@ -106,7 +106,8 @@ async def test_nothing_piles_up_for_a_client_that_does_not_read():
             head = f"POST {url} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
             raw = f"{head}Content-Length: {len(payload)}\r\n\r\n".encode() + payload
             await asyncio.get_running_loop().sock_sendall(sock, raw)
-            before = -1
+            await until(lambda: engine.pulled)
+            before = 0
             while engine.pulled != before:
                 before = engine.pulled
                 await asyncio.sleep(0.3)
