@@ -13,7 +13,7 @@ from llmjax import __version__
 
 PACKAGES = (
     *("jax", "jaxlib", "flax", "jax-cuda12-plugin", "jax-cuda13-plugin", "jax-triton", "numpy"),
-    *("tokenizers", "safetensors", "gguf", "orbax-checkpoint", "huggingface-hub", "jinja2"),
+    *("tokenizers", "gguf", "orbax-checkpoint", "huggingface-hub", "jinja2"),
     *("aiohttp", "prometheus-client"),
 )
 CPU_FEATURES = (
