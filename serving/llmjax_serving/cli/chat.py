@@ -27,11 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     set_up_logging(logging.WARNING)
-    options, params = engine_options(args), sampling_params(args, max_tokens=None)
+    options = engine_options(args)
+    sampling_params(args)  # what is out of range is refused before the model loads
 
     from llmjax import LLM
 
     llm = LLM(**options)
+    params = sampling_params(args, max_tokens=None, **llm.engine.model.generation_defaults)
     if sys.stdin.isatty():
         import readline  # noqa: F401 - gives input() line editing and history
 

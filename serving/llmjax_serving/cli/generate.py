@@ -20,6 +20,7 @@ SAMPLING_FLAGS = (
 
 def add_sampling_flags(parser: argparse.ArgumentParser, *, skip: tuple[str, ...] = ()) -> None:
     add_flags(parser, SamplingParams, only=set(SAMPLING_FLAGS) - set(skip))
+    parser.epilog = "Sampling defaults are the model's own where its authors recommend any."
     parser.add_argument(
         "--stop",
         action="append",
@@ -29,7 +30,8 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *, skip: tuple[str, ...]
     )
 
 
-def sampling_params(args: argparse.Namespace, **defaults: int | None) -> SamplingParams:
+def sampling_params(args: argparse.Namespace, **defaults: float | None) -> SamplingParams:
+    """What the flags ask for, on top of `defaults`: the values the model's authors recommend."""
     given = {f.name for f in fields(SamplingParams)} & {*SAMPLING_FLAGS, "stop"} & vars(args).keys()
     return SamplingParams(**{**defaults, **{name: getattr(args, name) for name in given}})
 
@@ -44,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     set_up_logging(logging.WARNING)
-    options, params = engine_options(args), sampling_params(args)
+    options = engine_options(args)
+    sampling_params(args)  # what is out of range is refused before the model loads
     prompts = args.prompts or [sys.stdin.read()]
     if not all(prompts):
         raise ConfigError("a prompt is empty; give some text")
@@ -52,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from llmjax import LLM
 
     llm = LLM(**options)
+    params = sampling_params(args, **llm.engine.model.generation_defaults)
     if len(prompts) == 1 and params.n == 1:
         for output in llm.stream(prompts[0], params):
             print("".join(choice.text for choice in output.outputs), end="", flush=True)
