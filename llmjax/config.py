@@ -58,7 +58,7 @@ class CacheConfig:
         num_gpu_blocks_override: pages to allocate instead of what memory would allow.
         gpu_memory_utilization: the share of the device's memory that weights, step
             temporaries and pages may fill together. None: 0.9 of an accelerator, 0.2 of
-            the host memory that is free at start on a CPU, where others work too.
+            the host's memory on a CPU, where others work too.
     """
 
     block_size: int = 16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -52,13 +53,19 @@ def count_pages(
 
 
 def _device_memory(cache: CacheConfig) -> tuple[int, float]:
-    """Bytes to share out, and the share: weights already loaded count as free."""
-    device = jax.devices()[0]
-    stats = device.memory_stats()
+    """Bytes of memory there are in all, and the share of them to fill.
+
+    In all, not free just now: the number of pages shapes the compiled programs, which the
+    next start finds on disk only if it comes to the same number.
+    """
+    stats = jax.devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"], cache.gpu_memory_utilization or 0.9
-    own = psutil.Process().memory_info().rss
-    return psutil.virtual_memory().available + own, cache.gpu_memory_utilization or 0.2
+    total = psutil.virtual_memory().total
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.exists() and (text := limit.read_text().strip()).isdigit():
+        total = min(total, int(text))
+    return total, cache.gpu_memory_utilization or 0.2
 
 
 def _step_bytes(scheduler: SchedulerConfig, config: DecoderConfig, max_model_len: int) -> int:

@@ -267,9 +267,14 @@ def test_an_interrupt_within_a_step_leaves_the_engine_whole(roomy, monkeypatch):
         signal.raise_signal(signal.SIGINT)
         return collect(step)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(roomy.engine.runner, "collect", interrupted)
-        roomy.generate([[5, 6, 7], [8]], params)
+    # A test run in the background of a shell ignores SIGINT from its start.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(roomy.engine.runner, "collect", interrupted)
+            roomy.generate([[5, 6, 7], [8]], params)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert_idle(roomy)
     assert alone(roomy, [5, 6, 7], params) == expected
 
