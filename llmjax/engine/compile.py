@@ -17,6 +17,9 @@ from .buckets import Bucket, Buckets
 
 log = logging.getLogger(__name__)
 
+_HEAD_START = 3.0
+"""Seconds that the first requests get to themselves before the rest is compiled beside them."""
+
 
 def enable_persistent_cache(directory: str | None) -> None:
     """Keeps compiled programs on disk between runs: in `directory`, or where JAX was told."""
@@ -63,6 +66,7 @@ class Programs:
             self._thread.join()
 
     def _compile_rest(self, rest: list[Bucket]) -> None:
+        self._stop.wait(_HEAD_START)
         for bucket in rest:
             # A process whose main thread has ended must not wait for programs.
             if self._stop.is_set() or not threading.main_thread().is_alive():

@@ -85,7 +85,6 @@ class Engine:
         self._in_flight: deque[InFlight] = deque()
         self.metrics = Metrics(config.model.name)
         log.info("step programs:\n%s", self.buckets.table())
-        self.runner.programs.start(background=config.compile.background)
 
     def add(self, request: Request) -> None:
         """Queues a request.

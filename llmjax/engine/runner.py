@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -48,7 +50,7 @@ class StepResult:
 
 
 class Runner:
-    """Owns the device's state and the compiled programs.
+    """Owns the device's state and the compiled programs, the first of which it compiles.
 
     Args:
         graphdef, state: the model, split.
@@ -72,11 +74,17 @@ class Runner:
         self._weights, self._treedef = jax.tree.flatten(state)
         slots = config.scheduler.max_num_seqs
         page_size = config.cache.block_size
-        self._state = make_state(model_config, num_pages, page_size, slots, max_model_len, dtype)
+        make = partial(make_state, model_config, num_pages, page_size, slots, max_model_len, dtype)
+        self._state_shapes: DeviceState = jax.eval_shape(make)
         self._slots = SlotTable(slots, max(bucket.pages for bucket in buckets.all))
         self.programs = Programs(buckets, self._compile_step)
-        self._set_bias = self._compile_set_bias()
-        self._prompt_logprobs = self._compile_prompt_logprobs(model_config, dtype)
+        # Filling gigabytes with zeros takes seconds, for which compiling need not wait.
+        with ThreadPoolExecutor(1) as pool:
+            state = pool.submit(make)
+            self._set_bias = self._compile_set_bias()
+            self._prompt_logprobs = self._compile_prompt_logprobs(model_config, dtype)
+            self.programs.start(background=config.compile.background)
+            self._state = state.result()
 
     def dispatch(self, plan: Plan) -> InFlight:
         """Starts a step; returns before it has finished."""
@@ -143,7 +151,7 @@ class Runner:
         step = make_step(self._graphdef, self._treedef, bucket, self._max_logprobs)
         packed = jax.ShapeDtypeStruct((packed_size(bucket),), jnp.int32)
         lowered = jax.jit(step, donate_argnums=1).lower(
-            _shapes(self._weights), _shapes(self._state), packed
+            _shapes(self._weights), self._state_shapes, packed
         )
         return lowered.compile()
 
@@ -155,12 +163,12 @@ class Runner:
                 until=table.until.at[slot].set(row.until),
             )
 
-        width = self._state.bias.ids.shape[1]
+        width = self._state_shapes.bias.ids.shape[1]
         ints = jax.ShapeDtypeStruct((width,), jnp.int32)
         row = BiasRow(ints, jax.ShapeDtypeStruct((width,), jnp.float32), ints)  # type: ignore[arg-type]
         slot = jax.ShapeDtypeStruct((), jnp.int32)
         jitted = jax.jit(set_bias, donate_argnums=0)
-        return jitted.lower(_shapes(self._state.bias), slot, row).compile()
+        return jitted.lower(self._state_shapes.bias, slot, row).compile()
 
     def _compile_prompt_logprobs(self, config: DecoderConfig, dtype: Any) -> Any:
         def score(weights, hidden, targets):
