@@ -7,6 +7,7 @@ import random
 import time
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 
@@ -223,3 +224,16 @@ class Engine:
             length = pages * cache.block_size
             log.warning("max_model_len is lowered from %d to %d, what memory holds", own, length)
         return length, pages
+
+
+def _template_text(template: str) -> str:
+    """A chat template given as text, or as the path of a file that holds it."""
+    if "{" in template or "\n" in template:
+        return template
+    try:
+        return Path(template).read_text()
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"chat_template is {template!r}, allowed: Jinja text, or a file that can be read "
+            f"({error})"
+        ) from error

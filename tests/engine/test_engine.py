@@ -176,6 +176,17 @@ def test_seeds_and_choices(roomy):
     assert alone(roomy, prompt, single) == first[2]
 
 
+def test_a_chat_template_of_ones_own(tiny_model, tmp_path):
+    file = tmp_path / "own.jinja"
+    file.write_text("{{ messages[0].content }}!")
+    for template in (str(file), "{{ messages[0].content }}!"):
+        llm = LLM(str(tiny_model), chat_template=template, **SIZES)
+        assert llm.tokenizer.render_chat([{"role": "user", "content": "hi"}]) == "hi!"
+        llm.close()
+    with pytest.raises(ConfigError, match="chat_template"):
+        LLM(str(tiny_model), chat_template="/no/such/file", **SIZES)
+
+
 def test_without_a_seed_runs_differ(roomy):
     params = SamplingParams(temperature=1.0, max_tokens=20, ignore_eos=True)
     texts = {tuple(alone(roomy, [7, 8, 9], params)) for _ in range(3)}

@@ -70,6 +70,7 @@ def curl(engine: AsyncEngine, url: str, config: ServerConfig) -> str:
     else:
         path = "/v1/completions"
         body["prompt"] = "The capital of France is"
+    body |= {"temperature": 0, "max_tokens": 64}
     key = ' -H "Authorization: Bearer $LLMJAX_API_KEY"' if config.api_key else ""
     data = shlex.quote(json.dumps(body))
     return f"curl {url}{path}{key} -H 'Content-Type: application/json' -d {data}"
