@@ -94,9 +94,14 @@ class PackedWeight:
         """What a native call needs to know beside the data."""
         return (self.format.code, *self.shape, self.exponent)
 
+    def __getitem__(self, index: Any) -> Array:
+        """The values, as of a plain array: what readers of a model's weights see."""
+        return self.unpack()[index]
+
     @property
-    def ndim(self) -> int:
-        return 2
+    def dtype(self) -> np.dtype:
+        """Of the values that indexing gives."""
+        return np.dtype(np.float32)
 
     @property
     def nbytes(self) -> int:
@@ -173,19 +178,28 @@ def pack_gguf(type_name: str, rows: UInt8[np.ndarray, "N row_bytes"], K: int) ->
     return PackedWeight(jnp.asarray(out), (N, K), f, exponent)
 
 
-def pack_float(values: Float[np.ndarray, "N K"]) -> PackedWeight:
-    """Tiles of float32 or bfloat16 values, as they are."""
-    values = np.ascontiguousarray(values)
-    (N, K), size = values.shape, values.dtype.itemsize
-    f = FLOAT32 if size == 4 else BFLOAT16
-    out = _empty(N, K, f)
+class FloatPacker:
+    """Tiles of float32 or bfloat16 values, filled by blocks of rows."""
 
-    def fill(start: int, stop: int) -> None:
-        shape = _ints(size, N, K, start, stop)
-        library().llmjax_pack_float(_pointer(values), *shape, _pointer(out))
+    def __init__(self, shape: tuple[int, int], dtype: np.dtype):
+        self._shape, self._dtype = shape, np.dtype(dtype)
+        self._format = FLOAT32 if self._dtype.itemsize == 4 else BFLOAT16
+        self._out = _empty(*shape, self._format)
 
-    _in_threads(fill, len(out), 64)
-    return PackedWeight(jnp.asarray(out), (N, K), f)
+    def add(self, start: int, values: Float[np.ndarray, "rows K"]) -> None:
+        """Rows from `start` on, a multiple of TILE; so is their number but at the end."""
+        values = np.ascontiguousarray(values.astype(self._dtype, copy=False))
+        N, K = values.shape
+        tiles = self._out[start // TILE :]
+
+        def fill(first: int, last: int) -> None:
+            shape = _ints(self._dtype.itemsize, N, K, first, last)
+            library().llmjax_pack_float(_pointer(values), *shape, _pointer(tiles))
+
+        _in_threads(fill, -(-N // TILE), 64)
+
+    def done(self) -> PackedWeight:
+        return PackedWeight(jnp.asarray(self._out), self._shape, self._format)
 
 
 def _spread(groups: Array, size: int) -> Array:

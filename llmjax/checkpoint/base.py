@@ -71,6 +71,10 @@ class Checkpoint(ABC):
     def release_rows(self, name: str, start: int, stop: int) -> None:
         """Drops the pages that `read_rows` touched from this process's memory."""
 
+    def quantised_rows(self, name: str) -> np.ndarray | None:
+        """A matrix of a quantised type as it is stored, uint8 [rows, bytes]; else None."""
+        return None
+
     def require_readable(self, names: Iterable[str]) -> None:
         """Raises UnsupportedModelError naming each tensor whose type cannot be read."""
         types = ((name, self.tensors[name].type_name) for name in names)

@@ -121,6 +121,12 @@ class GGUFCheckpoint(MappedCheckpoint):
         is_float = self.tensors[name].type_name in FLOAT_TYPES
         return self._view(name) if is_float else super().read(name)
 
+    def quantised_rows(self, name: str) -> np.ndarray | None:
+        shape, kind = self.tensors[name]
+        if len(shape) != 2 or kind in FLOAT_TYPES:
+            return None
+        return self._bytes(name, 0, shape[0]).reshape(shape[0], -1)
+
     def block_rows(self, name: str) -> int:
         # A quantised vector's blocks are not its rows: it is read in one go.
         shape, kind = self.tensors[name]

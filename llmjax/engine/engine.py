@@ -11,6 +11,8 @@ from pathlib import Path
 
 import jax
 
+from llmjax_kernels.native import instruction_set
+
 from ..cache.block_pool import BlockPool
 from ..checkpoint import LoadedModel, load_model, resolve_model
 from ..config import EngineConfig
@@ -58,7 +60,10 @@ class Engine:
         enable_persistent_cache(config.compile.compilation_cache_dir)
         self.config = config
         self.model: LoadedModel = load_model(
-            resolve_model(config.model.model), dtype=config.model.dtype, mesh=make_mesh()
+            resolve_model(config.model.model),
+            dtype=config.model.dtype,
+            mesh=make_mesh(),
+            page_size=config.cache.block_size,
         )
         if config.model.chat_template is not None:
             self.model.tokenizer.chat_template = _template_text(config.model.chat_template)
@@ -75,13 +80,10 @@ class Engine:
         self.scheduler = Scheduler(config.scheduler, self.buckets, self._pool, **sizes)
         self.runner = Runner(
             config,
-            self.model.config,
-            self.model.graphdef,
-            self.model.state,
+            self.model,
             self.buckets,
             max_model_len=self.max_model_len,
             num_pages=self.num_pages,
-            dtype=self.model.dtype,
         )
         self._in_flight: deque[InFlight] = deque()
         self.metrics = Metrics(config.model.name)
@@ -141,13 +143,15 @@ class Engine:
         """What was loaded and how much memory it takes, for people."""
         model, page_size = self.model, self.config.cache.block_size
         weights = sum(x.nbytes for x in jax.tree.leaves(model.state))
-        cache = self.num_pages * page_bytes(model.config, page_size, model.dtype)
+        cache = self.num_pages * page_bytes(model.config, page_size, model.kv_dtype)
         pages = f"{self.num_pages:,} pages of {page_size} tokens"
+        kernels = f"native ({instruction_set()})" if model.native else "XLA"
         return "\n".join(
             [
                 f"model     {self.config.model.model} ({model.config.architecture})",
-                f"weights   {weights / 2**20:,.1f} MiB, {model.dtype.name}",
-                f"KV cache  {cache / 2**20:,.1f} MiB, {pages}",
+                f"weights   {weights / 2**20:,.1f} MiB, {model.weight_type}",
+                f"KV cache  {cache / 2**20:,.1f} MiB, {pages}, {model.kv_dtype.name}",
+                f"kernels   {kernels}",
                 f"context   {self.max_model_len:,} tokens",
                 self.buckets.table(),
             ]
@@ -211,9 +215,9 @@ class Engine:
             model,
             max_model_len=length,
             weight_bytes=sum(x.nbytes for x in jax.tree.leaves(self.model.state)),
-            dtype=self.model.dtype,
+            dtype=self.model.kv_dtype,
         )
-        size = page_bytes(model, cache.block_size, self.model.dtype)
+        size = page_bytes(model, cache.block_size, self.model.kv_dtype)
         log.info("KV pool: %d pages, %.2f GiB", pages, pages * size / 2**30)
         if pages * cache.block_size < length and cache.num_gpu_blocks_override is None:
             if asked is not None:
