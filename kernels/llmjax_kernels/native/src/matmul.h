@@ -31,6 +31,7 @@ template <int kBits, int kGroup, bool kMinima, bool kTable, int kRows>
 void QuantisedTile(const Weight& w, int64_t tile, const Activations& a, int64_t row, F32* out) {
   constexpr int kBlock = 64 * kBits;  // bytes of 32 k
   constexpr int kHalves = 32 / kGroup;
+  constexpr int kAhead = 8192;  // bytes: memory answers in about the time these take
   const int64_t K = w.K, blocks = K / 32;
   const uint8_t* codes = w.tile(tile);
   const uint8_t* scales = codes + w.format.code_bytes(K);
@@ -39,8 +40,7 @@ void QuantisedTile(const Weight& w, int64_t tile, const Activations& a, int64_t 
   const int8_t* x = a.codes + row * K;
   F32 sum[kRows] = {};
   for (int64_t b = 0; b < blocks; ++b, codes += kBlock) {
-    Prefetch(codes + 2048);
-    if constexpr (kBits == 8) Prefetch(codes + 2048 + 256);
+    for (int line = 0; line < kBlock; line += 64) Prefetch(codes + kAhead + line);
     for (int half = 0; half < kHalves; ++half) {
       I32 dot[kRows];
       for (int r = 0; r < kRows; ++r) {

@@ -185,6 +185,6 @@ inline U8 Lookup(const uint8_t* table, U8 codes) {
 #endif
 }
 
-inline void Prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+inline void Prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 
 }  // namespace
