@@ -19,19 +19,25 @@ from .rope import Rotation
 class NativeContext:
     """The sequences of a ragged step; `pages` holds the updated pages afterwards.
 
+    There is one pool for all layers: fewer arrays to hand to each step.
+
     Takes the place of `PagedContext` where weights are packed: it computes whole layers.
     """
 
     def __init__(self, pages: list[PagedKV], batch: RaggedBatch):
-        self.pages = list(pages)
+        (self._pool,) = pages
         self.batch = batch
+
+    @property
+    def pages(self) -> list[PagedKV]:
+        return [self._pool]
 
     def layer(
         self, layer: Any, x: Float[Array, "T D"], rope: Rotation, index: int
     ) -> Float[Array, "T D"]:
         """The output of a `DecoderLayer`."""
         attn, mlp = layer.attn, layer.mlp
-        x, self.pages[index] = blocks.attention_block(
+        x, self._pool = blocks.attention_block(
             x,
             _norm(layer.attn_norm),
             *(projection(linear) for linear in (attn.q, attn.k, attn.v, attn.o)),
@@ -39,7 +45,8 @@ class NativeContext:
             rope,
             Residual(_norm(layer.attn_post_norm), layer.residual_scale),
             layer.norm_eps,
-            self.pages[index],
+            self._pool,
+            index,
             self.batch,
             attn.spec,
         )
