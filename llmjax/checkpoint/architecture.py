@@ -45,10 +45,13 @@ def _read_hf(checkpoint: Checkpoint) -> tuple[DecoderConfig, WeightTable]:
 def _read_gguf(checkpoint: Checkpoint) -> tuple[DecoderConfig, WeightTable]:
     asked = checkpoint.config.get("general.architecture")
     family = _family("GGUF_ARCHITECTURES", asked, checkpoint)
+    settings = {
+        key: checkpoint.config[key] for key in checkpoint.config if not key.startswith("tokenizer.")
+    }
     factors = {
         name: checkpoint.read(name).tolist() for name in ROPE_TENSORS if name in checkpoint.tensors
     }
-    config = family.read_gguf_config(checkpoint.config | factors, checkpoint.tensors)
+    config = family.read_gguf_config(settings | factors, checkpoint.tensors)
     return config, family.gguf_weights(config)
 
 

@@ -52,7 +52,7 @@ class Checkpoint(ABC):
 
     kind: ClassVar[str]
     path: Path
-    config: dict[str, Any]
+    config: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
 
     @property
@@ -67,10 +67,6 @@ class Checkpoint(ABC):
         Float types come as they are, quantised types as float32.
         """
 
-    @abstractmethod
-    def release_rows(self, name: str, start: int, stop: int) -> None:
-        """Drops the pages that `read_rows` touched from this process's memory."""
-
     def require_readable(self, names: Iterable[str]) -> None:
         """Raises UnsupportedModelError naming each tensor whose type cannot be read."""
         types = ((name, self.tensors[name].type_name) for name in names)
@@ -82,23 +78,18 @@ class Checkpoint(ABC):
             )
 
     def read(self, name: str) -> np.ndarray:
-        """A whole tensor: a view of the mapped file where its type is a float, else a copy."""
+        """A whole tensor, in the dtype that reading its type gives."""
         self.require_readable([name])
         info = self.tensors[name]
         out = np.empty(info.shape, self.readable_types[info.type_name])
         self.read_into(name, [Part(tuple(slice(0, n) for n in info.shape), out)])
         return out
 
-    def release(self, name: str) -> None:
-        """Drops the pages of a whole tensor from this process's memory."""
-        shape = self.tensors[name].shape
-        self.release_rows(name, 0, shape[0] if shape else 1)
-
     def read_into(self, name: str, parts: Sequence[Part]) -> None:
         """Writes pieces of a tensor to their arrays, converting to their dtypes.
 
-        Goes over the tensor once by blocks of rows, on a few threads, so that neither a
-        second copy of it nor its mapped pages stay in memory.
+        Goes over the tensor once by blocks of rows, on a few threads, so that there is no
+        second copy of it in memory.
         """
         rows, step = self.tensors[name].shape[0], self.block_rows(name)
 
@@ -112,8 +103,6 @@ class Checkpoint(ABC):
                     block = self.read_rows(name, first, last) if block is None else block
                     piece = block[(slice(low - first, high - first), *where[1:])]
                     out[low - start : high - start] = piece
-            if block is not None:
-                self.release_rows(name, first, last)
 
         firsts = range(0, rows, step)
         if len(firsts) == 1:

@@ -161,5 +161,4 @@ def _fill(
     for path, transform in uses:
         values = stored if transform is None else transform(stored, config)
         filled[path] = array_from_values(values, wanted[path].dtype, wanted[path].sharding)
-    checkpoint.release(name)
     return filled

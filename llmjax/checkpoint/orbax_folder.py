@@ -76,9 +76,6 @@ class OrbaxCheckpoint(Checkpoint):
     def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
         return self._open(name)[start:stop].read().result()
 
-    def release_rows(self, name: str, start: int, stop: int) -> None:
-        """Nothing is mapped."""
-
 
 def _handler() -> ocp.PyTreeCheckpointHandler:
     return ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=False)

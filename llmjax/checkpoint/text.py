@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
 from .base import Checkpoint
@@ -35,7 +36,7 @@ def read_text_side(checkpoint: Checkpoint) -> TextSide:
     return _from_folder(checkpoint.path)
 
 
-def _from_gguf(metadata: dict) -> TextSide:
+def _from_gguf(metadata: Mapping[str, Any]) -> TextSide:
     return TextSide(tokenizer_from_gguf(metadata), defaults_from_gguf(metadata))
 
 
