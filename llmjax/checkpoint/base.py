@@ -9,12 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from ..errors import UnsupportedModelError
+from ..models.config import DecoderConfig
+from ..models.weights import WeightTable
+from .text import TextSide, copy_text_files, text_from_folder
 
 FLOAT_TYPES: dict[str, np.dtype] = {
     "F32": np.dtype(np.float32),
@@ -46,13 +49,10 @@ class Checkpoint(ABC):
 
     Attributes:
         path: the file or folder.
-        config: config.json's content, or a GGUF file's metadata.
         tensors: what it holds, by the checkpoint's names.
     """
 
-    kind: ClassVar[str]
     path: Path
-    config: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
 
     @property
@@ -66,6 +66,30 @@ class Checkpoint(ABC):
 
         Float types come as they are, quantised types as float32.
         """
+
+    @abstractmethod
+    def read_architecture(self) -> tuple[DecoderConfig, WeightTable | None]:
+        """The decoder that this is for, and which tensor fills which of its parameters.
+
+        The table is None where tensors bear the names of the parameters.
+
+        Raises:
+            UnsupportedModelError: the architecture, or something its configuration asks for,
+                is not implemented.
+            CheckpointFormatError: the configuration lacks a key.
+        """
+
+    def read_text_side(self) -> TextSide:
+        """The tokenizer and sampling defaults; of a folder, from the files that the hub has.
+
+        Raises:
+            ModelLoadError: the tokenizer is missing, damaged or of an unknown kind.
+        """
+        return text_from_folder(self.path)
+
+    def copy_text_side(self, folder: Path) -> None:
+        """Puts what `read_text_side` reads into a folder that becomes an orbax checkpoint."""
+        copy_text_files(self.path, folder)
 
     def require_readable(self, names: Iterable[str]) -> None:
         """Raises UnsupportedModelError naming each tensor whose type cannot be read."""

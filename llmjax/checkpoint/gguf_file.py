@@ -13,9 +13,14 @@ from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGUF_VERSION, GGMLQuantizationType
 
 from ..errors import CheckpointFormatError
+from ..models.config import DecoderConfig
+from ..models.rope_config import ROPE_TENSORS
+from ..models.weights import WeightTable
+from .architecture import architecture_from_gguf
 from .base import FLOAT_TYPES
 from .data_file import DataFile, FileCheckpoint, StoredTensor
 from .gguf_header import Header, Metadata, parse_header
+from .text import METADATA, TextSide, text_from_gguf
 
 _SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
@@ -50,18 +55,19 @@ def gguf_metadata(path: Path) -> Metadata:
 
 
 class GGUFCheckpoint(FileCheckpoint):
-    """A GGUF model. `config` is its metadata.
+    """A GGUF model.
 
     Args:
         path: the file, or any part of a split set.
+
+    Attributes:
+        config: the metadata.
 
     Raises:
         ModelNotFoundError: the file does not exist.
         CheckpointFormatError: not a readable GGUF file, truncated, or a part is missing.
         UnsupportedModelError: a tensor's type is not known at all.
     """
-
-    kind = "gguf"
 
     def __init__(self, path: Path):
         self.path = path
@@ -106,11 +112,22 @@ class GGUFCheckpoint(FileCheckpoint):
                 f"{self.path}: the split set has {len(self._stored)} tensors, expected {expected}"
             )
 
-    def write_metadata(self, path: Path) -> None:
+    def read_architecture(self) -> tuple[DecoderConfig, WeightTable]:
+        settings = {
+            key: self.config[key] for key in self.config if not key.startswith("tokenizer.")
+        }
+        for name in self.tensors.keys() & set(ROPE_TENSORS):
+            settings[name] = self.read(name).tolist()
+        return architecture_from_gguf(self.path, settings, self.tensors)
+
+    def read_text_side(self) -> TextSide:
+        return text_from_gguf(self.config)
+
+    def copy_text_side(self, folder: Path) -> None:
         """Writes a GGUF file with this one's metadata, byte for byte, and no tensors."""
         start, end = self._first_header.metadata_range
         head = struct.pack("<4sIQQ", b"GGUF", GGUF_VERSION, 0, self._first_header.metadata_count)
-        path.write_bytes(head + self._first_file.read(start, end - start).tobytes())
+        (folder / METADATA).write_bytes(head + self._first_file.read(start, end - start).tobytes())
 
     @property
     def readable_types(self) -> Mapping[str, np.dtype]:

@@ -20,12 +20,10 @@ from ..models.config import DecoderConfig
 from ..models.weights import WeightTable
 from ..parallel.rules import parameter_sharding
 from ..tokenizer import Tokenizer
-from .architecture import read_architecture
 from .arrays import array_from_tensor, array_from_values
 from .base import FLOAT_TYPES, Checkpoint
 from .detect import open_checkpoint
 from .plan import Use, plan_weights
-from .text import read_text_side
 
 ShardingOf = Callable[[str, tuple[int, ...]], Sharding]
 """A parameter's layout, by its path and shape."""
@@ -76,8 +74,8 @@ def load_model(
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is {dtype!r}, allowed: {', '.join(DTYPES)}")
     checkpoint = open_checkpoint(path)
-    config, table = read_architecture(checkpoint)
-    text = read_text_side(checkpoint)
+    config, table = checkpoint.read_architecture()
+    text = checkpoint.read_text_side()
     if dtype == "auto" and jax.default_backend() != "cpu":
         chosen = own_dtype(checkpoint, table) or jnp.dtype(jnp.bfloat16)
     else:

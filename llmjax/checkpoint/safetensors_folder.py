@@ -14,6 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import CheckpointFormatError
+from ..models.config import DecoderConfig
+from ..models.weights import WeightTable
+from .architecture import architecture_from_hf
 from .base import FLOAT_TYPES, TensorInfo
 from .data_file import DataFile, FileCheckpoint, StoredTensor
 from .json_file import read_json
@@ -58,11 +61,12 @@ def _locate(
 class SafetensorsCheckpoint(FileCheckpoint):
     """A folder with config.json and model.safetensors or a sharded index.
 
+    Attributes:
+        config: config.json's content.
+
     Raises:
         CheckpointFormatError: a file is missing, truncated or something else.
     """
-
-    kind = "safetensors"
 
     def __init__(self, path: Path):
         self.path = path
@@ -99,6 +103,9 @@ class SafetensorsCheckpoint(FileCheckpoint):
                 f"{index} names tensors that their files lack: {', '.join(lacking[:20])}"
             )
         return {name: found[shard][name] for name, shard in shard_of.items()}
+
+    def read_architecture(self) -> tuple[DecoderConfig, WeightTable]:
+        return architecture_from_hf(self.path, self.config)
 
     @property
     def readable_types(self) -> Mapping[str, np.dtype]:
