@@ -15,7 +15,6 @@ from ..config import DTYPES
 from ..errors import ConfigError
 from .detect import open_checkpoint
 from .load import load_weights, own_dtype
-from .orbax_folder import write_orbax
 
 
 def convert(
@@ -36,6 +35,8 @@ def convert(
         ConfigError: `dst` exists already.
         ModelLoadError: `src` cannot be loaded.
     """
+    from .orbax_folder import write_orbax  # slow to import, as `open_checkpoint` says
+
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is {dtype!r}, allowed: {', '.join(DTYPES)}")
     src, dst = Path(src).expanduser(), Path(dst).expanduser()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,7 @@ def load_model(
     checkpoint = open_checkpoint(path)
     config, table = checkpoint.read_architecture()
     text = checkpoint.read_text_side()
+    _give_back_freed_memory()
     if dtype == "auto" and jax.default_backend() != "cpu":
         chosen = own_dtype(checkpoint, table) or jnp.dtype(jnp.bfloat16)
     else:
@@ -95,6 +97,13 @@ def load_model(
         tokenizer=text.tokenizer,
         generation_defaults=text.generation_defaults,
     )
+
+
+def _give_back_freed_memory() -> None:
+    """To the system, before weights need it: building a large tokenizer leaves 40 MB behind."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's own
+    if trim:
+        trim(0)
 
 
 def own_dtype(checkpoint: Checkpoint, table: WeightTable | None) -> jnp.dtype | None:

@@ -24,11 +24,12 @@ import tensorstore as ts
 from ..errors import CheckpointFormatError
 from ..models.config import DecoderConfig, RopeConfig
 from .base import FLOAT_TYPES, Checkpoint, TensorInfo
+from .detect import MARKER
 from .gguf_file import gguf_metadata
 from .json_file import read_json
 from .text import METADATA, TextSide, text_from_gguf
 
-MARKER, WEIGHTS = "llmjax.json", "weights"
+WEIGHTS = "weights"
 VERSION = 1
 _CHUNK_BYTES, _LEAST_CHUNK_BYTES = 4 << 20, 1 << 20
 _TYPE_NAMES = {dtype: name for name, dtype in FLOAT_TYPES.items()}

@@ -95,7 +95,7 @@ def test_refuses_to_overwrite_and_leaves_nothing_half_done(source, tmp_path, mon
         write_orbax(folder, *args)
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("llmjax.checkpoint.conversion.write_orbax", fail)
+    monkeypatch.setattr("llmjax.checkpoint.orbax_folder.write_orbax", fail)
     with pytest.raises(OSError, match="no space"):
         convert(source, out, progress=False)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["source"]
