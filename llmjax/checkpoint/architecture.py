@@ -29,8 +29,7 @@ def architecture_from_hf(
     """
     family = _family("ARCHITECTURES", (config.get("architectures") or [None])[0], path)
     with _missing_keys_named(path):
-        decoder = family.read_config(config)
-        return decoder, family.weights(decoder)
+        return family.read_config(config), family.WEIGHTS
 
 
 def architecture_from_gguf(
@@ -39,8 +38,7 @@ def architecture_from_gguf(
     """Of GGUF metadata, which has the values of `ROPE_TENSORS` under their names; raises alike."""
     family = _family("GGUF_ARCHITECTURES", metadata.get("general.architecture"), path)
     with _missing_keys_named(path):
-        decoder = family.read_gguf_config(metadata, tensors)
-        return decoder, family.gguf_weights(decoder)
+        return family.read_gguf_config(metadata, tensors), family.GGUF_WEIGHTS
 
 
 def _family(table: str, asked: str | None, path: Path) -> ModuleType:
