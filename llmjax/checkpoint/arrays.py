@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
+from contextlib import suppress
 from math import prod
 
 import jax
@@ -10,9 +12,6 @@ import numpy as np
 from jax.sharding import Sharding
 
 from .base import Checkpoint, Part
-
-_ALIGNMENT = 64
-"""Bytes; a CPU device takes a buffer so aligned as its own instead of copying it."""
 
 _Key = tuple[tuple[int, int], ...]
 
@@ -58,8 +57,14 @@ def _key(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> _Key:
 
 
 def _empty(key: _Key, dtype: np.dtype) -> np.ndarray:
+    """In pages of its own.
+
+    A CPU device takes a buffer so aligned as its own instead of copying it, and between
+    weights and what is needed to fill them nothing of the heap is lost.
+    """
     shape = [stop - start for start, stop in key]
-    nbytes = prod(shape) * dtype.itemsize
-    raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + nbytes].view(dtype).reshape(shape)
+    nbytes = max(1, prod(shape) * dtype.itemsize)
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(AttributeError, OSError):  # Linux has huge pages, unless built without
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, dtype, prod(shape)).reshape(shape)
