@@ -1,11 +1,12 @@
 """Models from files: GGUF, safetensors, orbax, the catalogue and the hub."""
 
+from ..catalogue import CATALOGUE
 from .base import Checkpoint, TensorInfo
-from .catalogue import CATALOGUE
 from .conversion import convert
 from .detect import open_checkpoint
 from .load import LoadedModel, load_model
 from .resolve import cache_dir, pull, resolve_model
+from .text import read_text_side
 
 __all__ = [
     "CATALOGUE",
@@ -17,5 +18,6 @@ __all__ = [
     "load_model",
     "open_checkpoint",
     "pull",
+    "read_text_side",
     "resolve_model",
 ]

@@ -39,7 +39,7 @@ def convert(
         `dst`.
 
     Raises:
-        ConfigError: `dst` exists already.
+        ConfigError: `dst` exists already or cannot be written.
         ModelLoadError: `src` cannot be loaded.
     """
     if dtype not in DTYPES:
@@ -52,18 +52,25 @@ def convert(
     own = own_dtype(checkpoint, table) or jnp.dtype(jnp.float32)
     chosen = own if dtype == "auto" else jnp.dtype(dtype)
     host = SingleDeviceSharding(_host_device())
-    _, state = load_weights(
-        checkpoint, config, table, chosen, lambda path, shape: host, progress=progress
-    )
-    arrays = {".".join(map(str, keys)): leaf[...] for keys, leaf in nnx.to_flat_state(state)}
-    dst.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{dst.name}.", dir=dst.parent) as scratch:
+    with _scratch_beside(dst) as scratch:
+        _, state = load_weights(
+            checkpoint, config, table, chosen, lambda path, shape: host, progress=progress
+        )
+        arrays = {".".join(map(str, keys)): leaf[...] for keys, leaf in nnx.to_flat_state(state)}
         folder = Path(scratch) / dst.name
         folder.mkdir()
         write_orbax(folder, config, arrays)
         _copy_text_side(checkpoint, folder)
         os.rename(folder, dst)
     return dst
+
+
+def _scratch_beside(dst: Path) -> tempfile.TemporaryDirectory[str]:
+    try:
+        dst.parent.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(prefix=f".{dst.name}.", dir=dst.parent)
+    except OSError as error:
+        raise ConfigError(f"cannot write {dst}: {error}") from error
 
 
 def _host_device() -> jax.Device:

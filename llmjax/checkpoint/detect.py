@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import CheckpointFormatError, ModelNotFoundError
+from .architecture import hf_family
 from .base import Checkpoint
 from .gguf_file import GGUFCheckpoint, split_parts
+from .json_file import read_json
 from .orbax_folder import MARKER, OrbaxCheckpoint
-from .safetensors_folder import INDEX, SINGLE, SafetensorsCheckpoint
+from .safetensors_folder import CONFIG, INDEX, SINGLE, SafetensorsCheckpoint
 
 _ALLOWED = (
-    f"a .gguf file, a folder with config.json and {SINGLE} (or {INDEX}), "
+    f"a .gguf file, a folder with {CONFIG} and {SINGLE} (or {INDEX}), "
     "or a folder that `llmjax convert` wrote"
 )
 
@@ -46,6 +48,9 @@ def _only_gguf(folder: Path) -> Path:
     if models:
         names = ", ".join(m.name for m in models)
         raise CheckpointFormatError(f"{folder} holds several GGUF models, name one: {names}")
+    if (folder / CONFIG).exists():
+        # Of an architecture that is not implemented, weights would not help.
+        hf_family(read_json(folder / CONFIG), folder / CONFIG)
     raise CheckpointFormatError(f"{folder} holds no model: {_held(folder)}; expected {_ALLOWED}")
 
 

@@ -19,6 +19,7 @@ from .json_file import read_json
 from .mapped_file import MappedCheckpoint, MappedFile, StoredTensor
 
 _MAX_HEADER = 100_000_000  # as the format's own reader
+CONFIG = "config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -68,9 +69,9 @@ class SafetensorsCheckpoint(MappedCheckpoint):
 
     def __init__(self, path: Path):
         self.path = path
-        if not (path / "config.json").exists():
-            raise CheckpointFormatError(f"{path} has no config.json")
-        self.config = read_json(path / "config.json")
+        if not (path / CONFIG).exists():
+            raise CheckpointFormatError(f"{path} has no {CONFIG}")
+        self.config = read_json(path / CONFIG)
         self._stored = self._open_single() if (path / SINGLE).exists() else self._open_sharded()
         self.tensors = {name: stored.info for name, stored in self._stored.items()}
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from llmjax.catalogue import CatalogueEntry, WheelPart
 from llmjax.checkpoint import CATALOGUE, cache_dir, pull, resolve_model, wheels
 from llmjax.checkpoint import resolve as resolving
-from llmjax.checkpoint.catalogue import CatalogueEntry, WheelPart
 from llmjax.errors import DownloadError, ModelNotFoundError
 
 ROOT = Path(__file__).parent.parent.parent

@@ -57,6 +57,7 @@ def run_throughput(args: argparse.Namespace) -> int:
             raise ConfigError(f"{name} is {getattr(args, name)}, allowed: 1 or more")
     # A program that compiles beside the measured run would disturb it.
     options = {"background": False, **engine_options(args)}
+    report_to(args.output_json)
 
     import jax
 
@@ -76,6 +77,15 @@ def run_throughput(args: argparse.Namespace) -> int:
         report = {**asdict(result), "options": options, **software}
         args.output_json.write_text(json.dumps(report, indent=2) + "\n")
     return 0
+
+
+def report_to(file: Path | None) -> None:
+    """Raises ConfigError, before any work is done, where the results could not be written."""
+    if file is not None:
+        try:
+            file.open("a").close()
+        except OSError as error:
+            raise ConfigError(f"cannot write --output-json {file}: {error}") from error
 
 
 def run_startup(args: argparse.Namespace) -> int:
