@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 MOST_SHOWN = 80
 """Characters of a value that a message quotes."""
@@ -60,6 +60,8 @@ def _matches(value: Any, hint: Any) -> bool:
         return isinstance(value, dict) and all(
             _matches(k, key) and _matches(v, item) for k, v in value.items()
         )
+    if origin is Literal:
+        return value in args
     if isinstance(value, bool):
         return hint is bool
     return isinstance(value, int | float if hint is float else hint)
@@ -72,7 +74,9 @@ def _described(hint: Any) -> str:
         *most, last = dict.fromkeys(map(_described, args))
         return f"{', '.join(most)} or {last}" if most else last
     if origin in (tuple, list):
-        return f"a list of {_WORDS[args[0]][1]}"
+        return f"a list of {_WORDS[args[0]][1]}" if args[0] in _WORDS else "a list"
+    if origin is Literal:
+        return " or ".join(map(repr, args))
     if origin is dict:
         return "a dict from {} to {}".format(*(_WORDS[arg][1] for arg in args))
     return _WORDS[hint][0] if hint in _WORDS else f"a {hint.__name__}"

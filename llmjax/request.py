@@ -58,7 +58,7 @@ class SamplingParams:
         top_k: 0 or -1 keeps all tokens.
         min_p: least probability kept, as a share of the most likely token's.
         seed: makes the request repeatable, whatever else runs; choice i uses seed + i.
-        max_tokens: None runs to the end of the context.
+        max_tokens: most to generate; none runs to the end of the context.
         min_tokens: end-of-sequence and stop tokens are held back until then.
         logprobs: log-probabilities of the chosen and of this many most likely tokens, of
             the model's own distribution (before penalties, temperature and truncation).

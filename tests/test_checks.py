@@ -44,7 +44,7 @@ def test_options(options, message):
 def test_server_options():
     with pytest.raises(ConfigError, match="port is '80', allowed: an integer"):
         ServerConfig(port="80")
-    with pytest.raises(ConfigError, match="allowed_origins is '.', allowed: a list of strings"):
+    with pytest.raises(ConfigError, match=r"allowed_origins is '\*', allowed: a list of strings"):
         ServerConfig(allowed_origins="*")
     with pytest.raises(ConfigError, match="scheduler is 5, allowed: a SchedulerConfig"):
         EngineConfig(model=EngineConfig.of("m").model, scheduler=5)

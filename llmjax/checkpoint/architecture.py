@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..checks import type_errors
 from ..errors import CheckpointFormatError, LlmjaxError, UnsupportedModelError
 from ..models import FAMILIES
 from ..models.config import DecoderConfig
@@ -30,9 +31,12 @@ def read_architecture(checkpoint: Checkpoint) -> tuple[DecoderConfig, WeightTabl
     if isinstance(checkpoint, OrbaxCheckpoint):
         return checkpoint.decoder_config, None
     try:
-        if checkpoint.kind == "gguf":
-            return _read_gguf(checkpoint)
-        return _read_hf(checkpoint)
+        config, table = (
+            _read_gguf(checkpoint) if checkpoint.kind == "gguf" else _read_hf(checkpoint)
+        )
+        for _, message in type_errors(config):
+            raise ValueError(message)
+        return config, table
     except LlmjaxError:
         raise
     except KeyError as error:

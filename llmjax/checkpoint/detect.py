@@ -62,4 +62,6 @@ def _held(folder: Path) -> str:
     if shards:
         return f"it has {', '.join(shards[:5])}, but no {INDEX} that says what is where"
     shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+    if CONFIG in names:
+        return f"it has {shown}, but no weights"
     return f"it has {shown}" if names else "it is empty"

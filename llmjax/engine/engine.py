@@ -206,6 +206,9 @@ class Engine:
         if asked is not None and asked > own:
             raise ConfigError(f"max_model_len is {asked}, the model allows up to {own}")
         self._make_buckets(asked or own)
+        cache, pages = self.config.cache, self.config.cache.num_gpu_blocks_override
+        if pages is not None:
+            fit_context(asked, own, pages, cache, self.config.scheduler)
 
     def _make_buckets(self, max_model_len: int) -> Buckets:
         return Buckets(
@@ -219,18 +222,23 @@ class Engine:
     def _size_memory(self) -> tuple[int, int]:
         """Chooses max_model_len and the number of pages."""
         cache, scheduler, model = self.config.cache, self.config.scheduler, self.model.config
-        asked = self.config.model.max_model_len
+        asked, own = self.config.model.max_model_len, model.max_position
         pages = count_pages(
             cache,
             scheduler,
             model,
-            max_model_len=asked or model.max_position,
+            max_model_len=asked or own,
             weight_bytes=sum(x.nbytes for x in jax.tree.leaves(self.model.state)),
             dtype=self.model.dtype,
         )
         size = page_bytes(model, cache.block_size, self.model.dtype)
         log.info("KV pool: %d pages, %.2f GiB", pages, pages * size / 2**30)
-        return fit_context(asked, model.max_position, pages, cache, scheduler), pages
+        length = fit_context(asked, own, pages, cache, scheduler)
+        if length < (asked or own):
+            log.warning(
+                "max_model_len is lowered from %d to %d, what the KV pool holds", own, length
+            )
+        return length, pages
 
 
 def _template_text(template: str | None) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ import psutil
 from ..config import CacheConfig, SchedulerConfig
 from ..errors import ConfigError
 from ..models import DecoderConfig
-
-log = logging.getLogger(__name__)
 
 _GIB = 2**30
 
@@ -75,8 +72,6 @@ def fit_context(
             f"{least} ({-(-least // cache.block_size)} pages); raise num_gpu_blocks_override or "
             "gpu_memory_utilization, or lower max_model_len"
         )
-    if room < (asked or own):
-        log.warning("max_model_len is lowered from %d to %d, what the KV pool holds", own, room)
     return min(room, asked or own)
 
 

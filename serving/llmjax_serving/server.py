@@ -173,7 +173,7 @@ class Server:
 
     async def _drain(self, engine: AsyncEngine) -> int:
         timeout = self.state.config.shutdown_timeout
-        logger.info("waiting up to %g s for %d running requests", timeout, engine.num_requests)
+        logger.info("waiting up to %g s for running requests: %d", timeout, engine.num_requests)
         draining = asyncio.ensure_future(engine.drain(timeout))
         await first_of(draining, self._stop_now)
         told_to = not draining.done()
@@ -184,7 +184,7 @@ class Server:
         else:
             cut_off = draining.result()
         if cut_off:
-            logger.warning("%d requests were cut off", cut_off)
+            logger.warning("requests cut off: %d", cut_off)
         else:
             logger.info("all of them have ended")
         if self.state.active:

@@ -310,7 +310,7 @@ def test_what_cannot_run_is_refused_and_others_go_on(roomy, prompt, params, mess
     assert_idle(roomy)
 
 
-def test_the_context_is_no_larger_than_the_pool(tiny_model, caplog):
+def test_the_context_is_no_larger_than_the_pool(tiny_model, caplog, capsys):
     options = {**SIZES, "num_gpu_blocks_override": 8, "prefill_chunk_size": 16}
     with LLM(str(tiny_model), **{**options, "max_model_len": None}) as llm:
         assert "max_model_len is lowered from 256 to 32, what the KV pool holds" in caplog.messages
@@ -319,6 +319,7 @@ def test_the_context_is_no_larger_than_the_pool(tiny_model, caplog):
         long = llm.generate([5] * 20, SamplingParams(max_tokens=None, ignore_eos=True))[0]
         assert len(long.outputs[0].token_ids) == 12
         assert_idle(llm)
+    assert "compiling step programs: 100%" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -326,7 +327,7 @@ def test_the_context_is_no_larger_than_the_pool(tiny_model, caplog):
     [
         (
             {"num_gpu_blocks_override": 8},
-            r"the KV pool holds 32 tokens \(8 x 4\), but max_model_len needs 96 \(24 pages\); raise",
+            r"the KV pool holds 32 tokens \(8 x 4\), but max_model_len needs 96 \(24 pages\)",
         ),
         (
             {"num_gpu_blocks_override": 1, "max_model_len": None},
@@ -356,6 +357,7 @@ def test_what_the_model_does_not_allow_is_refused_before_its_weights_are_read(
         ({"seq_buckets": (4,)}, "seq_buckets is"),
         ({"chat_template": "{% if %}"}, "chat_template: .* not valid Jinja: line 1"),
         ({"chat_template": "/no/such/file"}, "chat_template is '/no/such/file', allowed"),
+        ({"num_gpu_blocks_override": 8}, "the KV pool holds 32 tokens"),
     ):
         with pytest.raises(ConfigError, match=message):
             LLM(str(tiny_model), **{**SIZES, **options})

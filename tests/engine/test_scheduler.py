@@ -193,7 +193,13 @@ def test_a_full_queue_refuses_requests_but_not_further_choices():
     ("size", "params", "message", "param", "code"),
     [
         (0, {}, "empty", "prompt", None),
-        (10, {"max_tokens": 23}, "10 tokens and 23 are asked .* 33; .* holds 32", "max_tokens", LONG),
+        (
+            10,
+            {"max_tokens": 23},
+            "10 tokens and 23 are asked .* 33; .* holds 32",
+            "max_tokens",
+            LONG,
+        ),
         (32, {"max_tokens": None}, "32 tokens and at least 1 .* 33; .* holds 32", "prompt", LONG),
         (32, {"max_tokens": 1}, "together 33", "prompt", LONG),
     ],

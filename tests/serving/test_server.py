@@ -143,7 +143,7 @@ async def test_sigterm_lets_streams_finish_and_takes_no_new_ones(caplog):
         for response in streams:
             assert events(await response.text())[-1] == "[DONE]"
         assert await task == 0
-    assert "waiting up to 10 s for 4 running requests" in caplog.messages
+    assert "waiting up to 10 s for running requests: 4" in caplog.messages
     assert "all of them have ended" in caplog.messages
 
 
@@ -157,7 +157,7 @@ async def test_streams_that_outlast_the_timeout_are_told(caplog):
         error = json.loads(events(await response.text())[-1])["error"]
         assert error["code"] == "shutting_down"
         assert await task == 0
-    assert "1 requests were cut off" in caplog.messages
+    assert "requests cut off: 1" in caplog.messages
 
 
 @run_async
@@ -181,4 +181,4 @@ async def test_a_second_signal_aborts(caplog):
         assert (await (await whole).json())["error"]["code"] == "shutting_down"
         assert await task == 1
         assert engine.stopped
-    assert "3 requests were cut off" in caplog.messages
+    assert "requests cut off: 3" in caplog.messages

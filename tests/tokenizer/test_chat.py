@@ -66,7 +66,7 @@ def test_no_template():
 
 @pytest.mark.parametrize("messages", [[], ["Hi"], [None], None, 5, "Hi", {"role": "user"}])
 def test_no_conversation(messages):
-    with pytest.raises(InvalidRequestError, match="messages is .* allowed: a list of one or more"):
+    with pytest.raises(InvalidRequestError, match=r"messages is .* allowed: a list of one or more"):
         with_template("").render_chat(messages)
 
 

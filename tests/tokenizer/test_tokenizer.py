@@ -18,7 +18,7 @@ def test_half_surrogates_are_refused(name, text):
 
 @pytest.mark.parametrize("text", [None, 5, b"bytes", ["a"]])
 def test_what_is_no_text_is_refused(text):
-    with pytest.raises(InvalidRequestError, match="text is .* allowed: a string"):
+    with pytest.raises(InvalidRequestError, match=r"text is .* allowed: a string"):
         small("byte-level").encode(text)
 
 

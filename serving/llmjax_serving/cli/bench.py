@@ -97,6 +97,6 @@ def run_startup(args: argparse.Namespace) -> int:
         command = [sys.executable, "-m", "llmjax_serving.cli", "serve", "--model", args.model]
         command += ["--port", str(args.port), "--compilation-cache-dir", programs]
         for title in ("cold: no compiled programs", "again: programs from the cache"):
-            print(title)
+            print(title, flush=True)
             print(startup.measure(command).table(), flush=True)
     return 0
