@@ -205,7 +205,8 @@ class Engine:
         asked, own = self.config.model.max_model_len, model.max_position
         if asked is not None and asked > own:
             raise ConfigError(f"max_model_len is {asked}, the model allows up to {own}")
-        self._make_buckets(asked or own)
+        # Pages of a sequence are checked later where max_model_len may still be lowered.
+        self._make_buckets(asked or 1)
         cache, pages = self.config.cache, self.config.cache.num_gpu_blocks_override
         if pages is not None:
             fit_context(asked, own, pages, cache, self.config.scheduler)
