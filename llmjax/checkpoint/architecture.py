@@ -8,7 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..errors import CheckpointFormatError, UnsupportedModelError
+from ..checks import type_errors
+from ..errors import CheckpointFormatError, LlmjaxError, UnsupportedModelError
 from ..models import FAMILIES
 from ..models.config import DecoderConfig
 from ..models.weights import WeightTable
@@ -25,11 +26,11 @@ def architecture_from_hf(
 
     Raises:
         UnsupportedModelError: the architecture, or something it asks for, is not implemented.
-        CheckpointFormatError: it lacks a key.
+        CheckpointFormatError: it lacks a key, or has a value that makes no model.
     """
-    family = _family("ARCHITECTURES", (config.get("architectures") or [None])[0], path)
-    with _missing_keys_named(path):
-        return family.read_config(config), family.WEIGHTS
+    family = hf_family(config, path)
+    with _faults_named(path):
+        return _of_right_types(family.read_config(config)), family.WEIGHTS
 
 
 def architecture_from_gguf(
@@ -37,23 +38,50 @@ def architecture_from_gguf(
 ) -> tuple[DecoderConfig, WeightTable]:
     """Of GGUF metadata, which has the values of `ROPE_TENSORS` under their names; raises alike."""
     family = _family("GGUF_ARCHITECTURES", metadata.get("general.architecture"), path)
-    with _missing_keys_named(path):
-        return family.read_gguf_config(metadata, tensors), family.GGUF_WEIGHTS
+    with _faults_named(path):
+        return _of_right_types(family.read_gguf_config(metadata, tensors)), family.GGUF_WEIGHTS
+
+
+def hf_family(config: Mapping[str, Any], path: Path) -> ModuleType:
+    """The family of a config.json, which is at `path`. Raises UnsupportedModelError."""
+    asked = config.get("architectures")
+    if not isinstance(asked, list) or not asked:
+        kind = f", only model_type {config['model_type']!r}" if "model_type" in config else ""
+        raise UnsupportedModelError(
+            f'{path} names no architecture{kind}; expected "architectures" with one of '
+            f"{_implemented('ARCHITECTURES')}"
+        )
+    return _family("ARCHITECTURES", asked[0], path)
 
 
 def _family(table: str, asked: str | None, path: Path) -> ModuleType:
     for family in FAMILIES:
         if asked in getattr(family, table):
             return family
-    known = sorted(name for family in FAMILIES for name in getattr(family, table))
     raise UnsupportedModelError(
-        f"{path}: architecture {asked!r} is not implemented; implemented are {', '.join(known)}"
+        f"{path}: architecture {asked!r} is not implemented; implemented are {_implemented(table)}"
     )
 
 
+def _implemented(table: str) -> str:
+    return ", ".join(sorted(name for family in FAMILIES for name in getattr(family, table)))
+
+
+def _of_right_types(config: DecoderConfig) -> DecoderConfig:
+    for _, message in type_errors(config):
+        raise ValueError(message)
+    return config
+
+
 @contextmanager
-def _missing_keys_named(path: Path) -> Iterator[None]:
+def _faults_named(path: Path) -> Iterator[None]:
     try:
         yield
+    except LlmjaxError:
+        raise
     except KeyError as error:
         raise CheckpointFormatError(f"{path}: the model's configuration lacks {error}") from error
+    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+        raise CheckpointFormatError(
+            f"{path}: the model's configuration has a value that makes no model: {error}"
+        ) from error

@@ -76,7 +76,8 @@ class Checkpoint(ABC):
         Raises:
             UnsupportedModelError: the architecture, or something its configuration asks for,
                 is not implemented.
-            CheckpointFormatError: the configuration lacks a key.
+            CheckpointFormatError: the configuration lacks a key, or has a value that makes no
+                model.
         """
 
     def read_text_side(self) -> TextSide:

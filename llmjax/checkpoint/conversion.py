@@ -32,7 +32,7 @@ def convert(
         `dst`.
 
     Raises:
-        ConfigError: `dst` exists already.
+        ConfigError: `dst` exists already or cannot be written.
         ModelLoadError: `src` cannot be loaded.
     """
     from .orbax_folder import write_orbax  # slow to import, as `open_checkpoint` says
@@ -47,18 +47,25 @@ def convert(
     own = own_dtype(checkpoint, table) or jnp.dtype(jnp.float32)
     chosen = own if dtype == "auto" else jnp.dtype(dtype)
     host = SingleDeviceSharding(_host_device())
-    _, state = load_weights(
-        checkpoint, config, table, chosen, lambda path, shape: host, progress=progress
-    )
-    arrays = {".".join(map(str, keys)): leaf[...] for keys, leaf in nnx.to_flat_state(state)}
-    dst.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{dst.name}.", dir=dst.parent) as scratch:
+    with _scratch_beside(dst) as scratch:
+        _, state = load_weights(
+            checkpoint, config, table, chosen, lambda path, shape: host, progress=progress
+        )
+        arrays = {".".join(map(str, keys)): leaf[...] for keys, leaf in nnx.to_flat_state(state)}
         folder = Path(scratch) / dst.name
         folder.mkdir()
         write_orbax(folder, config, arrays)
         checkpoint.copy_text_side(folder)
         os.rename(folder, dst)
     return dst
+
+
+def _scratch_beside(dst: Path) -> tempfile.TemporaryDirectory[str]:
+    try:
+        dst.parent.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(prefix=f".{dst.name}.", dir=dst.parent)
+    except OSError as error:
+        raise ConfigError(f"cannot write {dst}: {error}") from error
 
 
 def _host_device() -> jax.Device:

@@ -56,7 +56,12 @@ class LoadedModel:
 
 
 def load_model(
-    path: str | Path, *, dtype: str = "auto", mesh: Mesh | None = None, progress: bool = True
+    path: str | Path,
+    *,
+    dtype: str = "auto",
+    mesh: Mesh | None = None,
+    check: Callable[[DecoderConfig], None] | None = None,
+    progress: bool = True,
 ) -> LoadedModel:
     """Loads what `resolve_model` found: a GGUF file, a safetensors or an orbax folder.
 
@@ -65,6 +70,7 @@ def load_model(
             dot is several times slower there), else the checkpoint's own type, which is
             bfloat16 where it is quantised.
         mesh: lays parameters out by `llmjax.parallel.rules`; None takes the first device.
+        check: sees what the model is before its weights are read, and may refuse it.
         progress: show a progress bar on stderr.
 
     Raises:
@@ -76,6 +82,8 @@ def load_model(
         raise ConfigError(f"dtype is {dtype!r}, allowed: {', '.join(DTYPES)}")
     checkpoint = open_checkpoint(path)
     config, table = checkpoint.read_architecture()
+    if check is not None:
+        check(config)
     text = checkpoint.read_text_side()
     _give_back_freed_memory()
     if dtype == "auto" and jax.default_backend() != "cpu":

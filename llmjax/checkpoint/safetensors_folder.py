@@ -22,6 +22,7 @@ from .data_file import DataFile, FileCheckpoint, StoredTensor
 from .json_file import read_json
 
 _MAX_HEADER = 100_000_000  # as the format's own reader
+CONFIG = "config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -70,9 +71,9 @@ class SafetensorsCheckpoint(FileCheckpoint):
 
     def __init__(self, path: Path):
         self.path = path
-        if not (path / "config.json").exists():
-            raise CheckpointFormatError(f"{path} has no config.json")
-        self.config = read_json(path / "config.json")
+        if not (path / CONFIG).exists():
+            raise CheckpointFormatError(f"{path} has no {CONFIG}")
+        self.config = read_json(path / CONFIG)
         self._stored = self._open_single() if (path / SINGLE).exists() else self._open_sharded()
         self.tensors = {name: stored.info for name, stored in self._stored.items()}
 
@@ -105,7 +106,7 @@ class SafetensorsCheckpoint(FileCheckpoint):
         return {name: found[shard][name] for name, shard in shard_of.items()}
 
     def read_architecture(self) -> tuple[DecoderConfig, WeightTable]:
-        return architecture_from_hf(self.path, self.config)
+        return architecture_from_hf(self.path / CONFIG, self.config)
 
     @property
     def readable_types(self) -> Mapping[str, np.dtype]:

@@ -101,6 +101,17 @@ def test_refuses_to_overwrite_and_leaves_nothing_half_done(source, tmp_path, mon
     assert sorted(p.name for p in tmp_path.iterdir()) == ["source"]
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_loading(source, tmp_path, monkeypatch):
+    def load(*args, **options):
+        raise AssertionError("the weights were loaded")
+
+    monkeypatch.setattr("llmjax.checkpoint.conversion.load_weights", load)
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ConfigError, match=f"cannot write {file}/out: .*(directory|exists)"):
+        convert(source, file / "out", progress=False)
+
+
 def test_a_damaged_folder_is_named(source, tmp_path):
     out = convert(source, tmp_path / "out", progress=False)
     marker = json.loads((out / "llmjax.json").read_text())
