@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
-from contextlib import suppress
-from math import prod
 
 import jax
 import numpy as np
 from jax.sharding import Sharding
+
+from llmjax_kernels.host_memory import empty
 
 from .base import Checkpoint, Part
 
@@ -45,26 +44,17 @@ def _build(
     fill: Callable[[list[Part]], None],
 ) -> jax.Array:
     keys = {_key(i, shape) for i in sharding.addressable_devices_indices_map(shape).values()}
-    parts = {key: Part(tuple(slice(*ends) for ends in key), _empty(key, dtype)) for key in keys}
+    parts = {key: _empty_part(key, dtype) for key in keys}
     fill(list(parts.values()))
     array = jax.make_array_from_callback(shape, sharding, lambda i: parts[_key(i, shape)].out)
     # Until a transfer to an accelerator has ended its buffer stays: one at a time.
     return jax.block_until_ready(array)
 
 
+def _empty_part(key: _Key, dtype: np.dtype) -> Part:
+    out = empty(tuple(stop - start for start, stop in key), dtype)
+    return Part(tuple(slice(*ends) for ends in key), out)
+
+
 def _key(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> _Key:
     return tuple(s.indices(n)[:2] for s, n in zip(index or (), shape, strict=True))
-
-
-def _empty(key: _Key, dtype: np.dtype) -> np.ndarray:
-    """In pages of its own.
-
-    A CPU device takes a buffer so aligned as its own instead of copying it, and between
-    weights and what is needed to fill them nothing of the heap is lost.
-    """
-    shape = [stop - start for start, stop in key]
-    nbytes = max(1, prod(shape) * dtype.itemsize)
-    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(AttributeError, OSError):  # Linux has huge pages, unless built without
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(pages, dtype, prod(shape)).reshape(shape)

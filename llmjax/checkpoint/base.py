@@ -92,6 +92,13 @@ class Checkpoint(ABC):
         """Puts what `read_text_side` reads into a folder that becomes an orbax checkpoint."""
         copy_text_files(self.path, folder)
 
+    def quantised_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Rows [start:stop] of a matrix as they are stored, uint8 [rows, bytes of a row].
+
+        Of a quantised type, for formats that have some.
+        """
+        raise NotImplementedError
+
     def require_readable(self, names: Iterable[str]) -> None:
         """Raises UnsupportedModelError naming each tensor whose type cannot be read."""
         types = ((name, self.tensors[name].type_name) for name in names)
@@ -133,7 +140,7 @@ class Checkpoint(ABC):
         if len(firsts) == 1:
             convert(0)
         else:
-            list(_workers().map(convert, firsts))
+            list(workers().map(convert, firsts))
 
     def block_rows(self, name: str) -> int:
         """Rows to convert at a time."""
@@ -141,6 +148,7 @@ class Checkpoint(ABC):
 
 
 @functools.cache
-def _workers() -> ThreadPoolExecutor:
+def workers() -> ThreadPoolExecutor:
+    """The threads that load."""
     # numpy holds the interpreter lock between its calls: more threads gain little.
     return ThreadPoolExecutor(min(8, os.cpu_count() or 1), "llmjax-load")

@@ -133,6 +133,9 @@ class GGUFCheckpoint(FileCheckpoint):
     def readable_types(self) -> Mapping[str, np.dtype]:
         return readable_types()
 
+    def quantised_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        return self._bytes(name, start, stop).reshape(stop - start, -1)
+
     def block_rows(self, name: str) -> int:
         # A quantised vector's blocks are not its rows: it is read in one go.
         shape, kind = self.tensors[name]

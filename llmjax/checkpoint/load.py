@@ -14,6 +14,10 @@ from flax import nnx
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 from tqdm.auto import tqdm
 
+from llmjax_kernels.native import available as native_available
+from llmjax_kernels.native.blocks import supports as native_supports
+from llmjax_kernels.packed import PackedWeight
+
 from ..config import DTYPES
 from ..errors import ConfigError
 from ..models import Decoder
@@ -24,6 +28,7 @@ from ..tokenizer import Tokenizer
 from .arrays import array_from_tensor, array_from_values
 from .base import FLOAT_TYPES, Checkpoint
 from .detect import open_checkpoint
+from .packing import pack_tensor
 from .plan import Use, plan_weights
 
 ShardingOf = Callable[[str, tuple[int, ...]], Sharding]
@@ -37,12 +42,21 @@ class Weights(NamedTuple):
     state: nnx.State
 
 
+class Packing(NamedTuple):
+    """Matrices are to be packed for the native kernels: as `dtype`, or None as stored."""
+
+    dtype: jnp.dtype | None
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """A model in memory.
 
     Attributes:
-        dtype: of all weights but norms, which are float32.
+        dtype: of activations.
+        kv_dtype: to keep keys and values in.
+        weight_type: of the weights, for people.
+        native: the weights are packed for the native CPU kernels.
         generation_defaults: sampling values that the model's authors chose, by the names of
             SamplingParams' fields; only those they gave.
     """
@@ -51,6 +65,9 @@ class LoadedModel:
     graphdef: nnx.GraphDef
     state: nnx.State
     dtype: jnp.dtype
+    kv_dtype: jnp.dtype
+    weight_type: str
+    native: bool
     tokenizer: Tokenizer
     generation_defaults: dict[str, float]
 
@@ -61,15 +78,18 @@ def load_model(
     dtype: str = "auto",
     mesh: Mesh | None = None,
     check: Callable[[DecoderConfig], None] | None = None,
+    page_size: int | None = None,
     progress: bool = True,
 ) -> LoadedModel:
     """Loads what `resolve_model` found: a GGUF file, a safetensors or an orbax folder.
 
     Args:
-        dtype: "float32", "bfloat16", "float16", or "auto": float32 on a CPU (XLA's bfloat16
-            dot is several times slower there), else the checkpoint's own type, which is
-            bfloat16 where it is quantised.
+        dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's own type. What is
+            quantised stays so where native kernels run it, else "auto" means bfloat16 for it
+            on an accelerator. XLA on a CPU takes float32, as its bfloat16 dot is slow.
         mesh: lays parameters out by `llmjax.parallel.rules`; None takes the first device.
+        page_size: of the KV pages that a step will use; the native CPU kernels serve where
+            they know it and the model's shape. None leaves weights as plain arrays.
         check: sees what the model is before its weights are read, and may refuse it.
         progress: show a progress bar on stderr.
 
@@ -86,22 +106,31 @@ def load_model(
         check(config)
     text = checkpoint.read_text_side()
     _give_back_freed_memory()
-    if dtype == "auto" and jax.default_backend() != "cpu":
-        chosen = own_dtype(checkpoint, table) or jnp.dtype(jnp.bfloat16)
+    native = page_size is not None and _runs_native(config, dtype, mesh, page_size)
+    if native:
+        chosen = jnp.dtype(jnp.float32)
+        packing = Packing(None if dtype == "auto" else jnp.dtype(dtype))
     else:
-        chosen = jnp.dtype(jnp.float32 if dtype == "auto" else dtype)
+        chosen, packing = _plain_dtype(dtype, checkpoint, table), None
 
     def sharding_of(path: str, shape: tuple[int, ...]) -> Sharding:
         if mesh is None:
             return SingleDeviceSharding(jax.local_devices()[0])
         return parameter_sharding(path, shape, mesh)
 
-    weights = load_weights(checkpoint, config, table, chosen, sharding_of, progress=progress)
+    weights = load_weights(
+        checkpoint, config, table, chosen, sharding_of, packing=packing, progress=progress
+    )
+    quantised = native and dtype == "auto"
     return LoadedModel(
         config=config,
         graphdef=weights.graphdef,
         state=weights.state,
         dtype=chosen,
+        # Keys and values of a model that is itself in 16 bits or fewer lose nothing by that.
+        kv_dtype=jnp.dtype(jnp.bfloat16) if native and dtype != "float32" else chosen,
+        weight_type="as stored" if quantised else chosen.name,
+        native=native,
         tokenizer=text.tokenizer,
         generation_defaults=text.generation_defaults,
     )
@@ -112,6 +141,20 @@ def _give_back_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's own
     if trim:
         trim(0)
+
+
+def _runs_native(config: DecoderConfig, dtype: str, mesh: Mesh | None, page_size: int) -> bool:
+    if dtype == "float16" or (mesh is not None and mesh.size > 1):
+        return False
+    return native_available() and native_supports(config.head_dim, page_size)
+
+
+def _plain_dtype(dtype: str, checkpoint: Checkpoint, table: WeightTable | None) -> jnp.dtype:
+    if dtype != "auto":
+        return jnp.dtype(dtype)
+    if jax.default_backend() == "cpu":
+        return jnp.dtype(jnp.float32)
+    return own_dtype(checkpoint, table) or jnp.dtype(jnp.bfloat16)
 
 
 def own_dtype(checkpoint: Checkpoint, table: WeightTable | None) -> jnp.dtype | None:
@@ -128,11 +171,13 @@ def load_weights(
     dtype: jnp.dtype,
     sharding_of: ShardingOf,
     *,
+    packing: Packing | None = None,
     progress: bool = True,
 ) -> Weights:
     """Builds each parameter straight in its (sharded) array, tensor by tensor.
 
-    Norm weights stay float32; others are rounded to `dtype`.
+    Norm weights stay float32; others are rounded to `dtype`, but for matrices if `packing`
+    says how to pack them.
 
     Raises:
         WeightMismatchError: tensors are missing, unknown or of the wrong shape; names all.
@@ -145,15 +190,17 @@ def load_weights(
         for path, (_, leaf) in leaves.items()
     }
     plan = plan_weights(checkpoint, config, table, wanted)
-    arrays: dict[str, jax.Array] = {}
+    arrays: dict[str, jax.Array | PackedWeight] = {}
     total = sum(w.size * w.dtype.itemsize for w in wanted.values())
     with tqdm(
         total=total, desc="loading weights", unit="B", unit_scale=True, disable=not progress
     ) as bar:
         for name, uses in plan.items():
-            filled = _fill(checkpoint, name, uses, config, wanted)
-            arrays |= filled
-            bar.update(sum(array.nbytes for array in filled.values()))
+            if packing and len(wanted[uses[0].path].shape) == 2:
+                arrays |= pack_tensor(checkpoint, name, uses, config, packing.dtype)
+            else:
+                arrays |= _fill(checkpoint, name, uses, config, wanted)
+            bar.update(sum(wanted[use.path].size * wanted[use.path].dtype.itemsize for use in uses))
     state = [(keys, leaf.replace(arrays[path])) for path, (keys, leaf) in leaves.items()]
     return Weights(graphdef, nnx.from_flat_state(state))
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import jax
 
+from llmjax_kernels.native import instruction_set
+
 from ..cache.block_pool import BlockPool
 from ..checkpoint import LoadedModel, load_model, resolve_model
 from ..checks import shown
@@ -69,6 +71,7 @@ class Engine:
             dtype=config.model.dtype,
             mesh=make_mesh(),
             check=self._check_model,
+            page_size=config.cache.block_size,
         )
         if template is not None:
             self.model.tokenizer.chat_template = template
@@ -85,13 +88,10 @@ class Engine:
         )
         self.runner = Runner(
             config,
-            self.model.config,
-            self.model.graphdef,
-            self.model.state,
+            self.model,
             self.buckets,
             max_model_len=self.max_model_len,
             num_pages=self.num_pages,
-            dtype=self.model.dtype,
         )
         self._in_flight: deque[InFlight] = deque()
         self.num_steps = 0
@@ -153,13 +153,15 @@ class Engine:
         """What was loaded and how much memory it takes, for people."""
         model, page_size = self.model, self.config.cache.block_size
         weights = sum(x.nbytes for x in jax.tree.leaves(model.state))
-        cache = self.num_pages * page_bytes(model.config, page_size, model.dtype)
+        cache = self.num_pages * page_bytes(model.config, page_size, model.kv_dtype)
         pages = f"{self.num_pages:,} pages of {page_size} tokens"
+        kernels = f"native ({instruction_set()})" if model.native else "XLA"
         return "\n".join(
             [
                 f"model     {self.config.model.model} ({model.config.architecture})",
-                f"weights   {weights / 2**20:,.1f} MiB, {model.dtype.name}",
-                f"KV cache  {cache / 2**20:,.1f} MiB, {pages}",
+                f"weights   {weights / 2**20:,.1f} MiB, {model.weight_type}",
+                f"KV cache  {cache / 2**20:,.1f} MiB, {pages}, {model.kv_dtype.name}",
+                f"kernels   {kernels}",
                 f"context   {self.max_model_len:,} tokens",
                 self.buckets.table(),
             ]
@@ -230,9 +232,9 @@ class Engine:
             model,
             max_model_len=asked or own,
             weight_bytes=sum(x.nbytes for x in jax.tree.leaves(self.model.state)),
-            dtype=self.model.dtype,
+            dtype=self.model.kv_dtype,
         )
-        size = page_bytes(model, cache.block_size, self.model.dtype)
+        size = page_bytes(model, cache.block_size, self.model.kv_dtype)
         log.info("KV pool: %d pages, %.2f GiB", pages, pages * size / 2**30)
         length = fit_context(asked, own, pages, cache, scheduler)
         if length < (asked or own):

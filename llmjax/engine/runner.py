@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from ..checkpoint import LoadedModel
 from ..config import EngineConfig
-from ..models import Decoder, DecoderConfig
 from ..request import Sequence, TokenLogprobs
 from ..sampling import BiasTable, Logprobs, SampledTokens, token_logprobs
 from .batch import BiasRow, SlotTable, packed_size
@@ -53,28 +53,27 @@ class Runner:
     """Owns the device's state and the compiled programs, the first of which it compiles.
 
     Args:
-        graphdef, state: the model, split.
         max_model_len: tokens a sequence may reach.
         num_pages: of the pool, in each layer.
+        model: the model, loaded.
     """
 
     def __init__(
         self,
         config: EngineConfig,
-        model_config: DecoderConfig,
-        graphdef: nnx.GraphDef[Decoder],
-        state: nnx.State,
+        model: LoadedModel,
         buckets: Buckets,
         *,
         max_model_len: int,
         num_pages: int,
-        dtype: Any,
     ):
-        self._graphdef, self._max_logprobs = graphdef, config.max_logprobs
-        self._weights, self._treedef = jax.tree.flatten(state)
+        self._graphdef, self._max_logprobs = model.graphdef, config.max_logprobs
+        self._native = model.native
+        self._weights, self._treedef = jax.tree.flatten(model.state)
         slots = config.scheduler.max_num_seqs
         page_size = config.cache.block_size
-        make = partial(make_state, model_config, num_pages, page_size, slots, max_model_len, dtype)
+        size = (num_pages, page_size, slots, max_model_len)
+        make = partial(make_state, model.config, *size, model.kv_dtype, model.native)
         self._state_shapes: DeviceState = jax.eval_shape(make)
         self._slots = SlotTable(slots, max(bucket.pages for bucket in buckets.all))
         self.programs = Programs(buckets, self._compile_step)
@@ -82,7 +81,7 @@ class Runner:
         with ThreadPoolExecutor(1) as pool:
             state = pool.submit(make)
             self._set_bias = self._compile_set_bias()
-            self._prompt_logprobs = self._compile_prompt_logprobs(model_config, dtype)
+            self._prompt_logprobs = self._compile_prompt_logprobs(model)
             self.programs.start(background=config.compile.background)
             self._state = state.result()
 
@@ -148,7 +147,7 @@ class Runner:
         return rows
 
     def _compile_step(self, bucket: Bucket) -> Any:
-        step = make_step(self._graphdef, self._treedef, bucket, self._max_logprobs)
+        step = make_step(self._graphdef, self._treedef, bucket, self._max_logprobs, self._native)
         packed = jax.ShapeDtypeStruct((packed_size(bucket),), jnp.int32)
         lowered = jax.jit(step, donate_argnums=1).lower(
             _shapes(self._weights), self._state_shapes, packed
@@ -170,12 +169,13 @@ class Runner:
         jitted = jax.jit(set_bias, donate_argnums=0)
         return jitted.lower(self._state_shapes.bias, slot, row).compile()
 
-    def _compile_prompt_logprobs(self, config: DecoderConfig, dtype: Any) -> Any:
+    def _compile_prompt_logprobs(self, model: LoadedModel) -> Any:
         def score(weights, hidden, targets):
-            model = nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, weights))
-            return token_logprobs(model.logits(hidden), targets, max_logprobs=self._max_logprobs)
+            decoder = nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, weights))
+            logits = decoder.logits(hidden, jnp.full(1, _PROMPT_ROWS, jnp.int32))
+            return token_logprobs(logits, targets, max_logprobs=self._max_logprobs)
 
-        hidden = jax.ShapeDtypeStruct((_PROMPT_ROWS, config.hidden_size), dtype)
+        hidden = jax.ShapeDtypeStruct((_PROMPT_ROWS, model.config.hidden_size), model.dtype)
         targets = jax.ShapeDtypeStruct((_PROMPT_ROWS,), jnp.int32)
         return jax.jit(score).lower(_shapes(self._weights), hidden, targets).compile()
 

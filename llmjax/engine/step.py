@@ -12,9 +12,11 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from llmjax_kernels.layout import PagedKV
+from llmjax_kernels.native.blocks import make_pages
 
 from ..models import Decoder, DecoderConfig
 from ..nn.attention import PagedContext
+from ..nn.native import NativeContext
 from ..request import MAX_LOGIT_BIAS
 from ..sampling import BiasTable, SampledTokens, sample
 from .batch import unpack
@@ -50,13 +52,21 @@ Step = Callable[[list[Array], DeviceState, Array], tuple[DeviceState, StepOutput
 
 
 def make_state(
-    config: DecoderConfig, num_pages: int, page_size: int, slots: int, max_len: int, dtype: Any
+    config: DecoderConfig,
+    num_pages: int,
+    page_size: int,
+    slots: int,
+    max_len: int,
+    dtype: Any,
+    native: bool,
 ) -> DeviceState:
     """A state of zeros: `num_pages` pages of `page_size` tokens, `slots` sequences."""
-    shape = (num_pages, page_size, config.num_kv_heads, config.head_dim)
+    size = (num_pages, page_size, config.num_kv_heads, config.head_dim)
 
     def pool() -> PagedKV:
-        return PagedKV(k=jnp.zeros(shape, dtype), v=jnp.zeros(shape, dtype))
+        if native:
+            return make_pages(*size, dtype)
+        return PagedKV(k=jnp.zeros(size, dtype), v=jnp.zeros(size, dtype))
 
     bias_shape = (slots, MAX_LOGIT_BIAS)
     return DeviceState(
@@ -71,7 +81,7 @@ def make_state(
 
 
 def make_step(
-    graphdef: nnx.GraphDef[Decoder], treedef: Any, bucket: Bucket, max_logprobs: int
+    graphdef: nnx.GraphDef[Decoder], treedef: Any, bucket: Bucket, max_logprobs: int, native: bool
 ) -> Step:
     """The step of one bucket, to be jitted with its state (argument 1) donated."""
 
@@ -87,12 +97,12 @@ def make_step(
         write_slots = jnp.where(batch.is_token, token_slots, num_slots)
         history = state.history.at[write_slots, batch.positions].set(tokens, mode="drop")
         context_lens = jnp.maximum(rows.prompt_len[batch.token_seqs], batch.positions + 1)
-        context = PagedContext(list(state.pages), batch)
+        context = (NativeContext if native else PagedContext)(list(state.pages), batch)
         hidden = model.hidden(tokens, batch.positions, context_lens, context)
         last = jnp.maximum(batch.query_starts[1:] - 1, 0)
-        sampled = sample(
-            model.logits(hidden[last]), rows, history, state.bias, max_logprobs=max_logprobs
-        )
+        num_rows = jnp.sum(batch.kv_lens > 0, dtype=jnp.int32)[None]
+        logits = model.logits(hidden[last], num_rows)
+        sampled = sample(logits, rows, history, state.bias, max_logprobs=max_logprobs)
         write_slots = jnp.where(inputs.samples > 0, rows.slot, num_slots)
         history = history.at[write_slots, rows.kv_len].set(sampled.token_ids, mode="drop")
         state = DeviceState(pages=tuple(context.pages), history=history, bias=state.bias)

@@ -8,11 +8,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from llmjax_kernels.native.blocks import Projection, linear
+from llmjax_kernels.packed import PackedWeight
 from llmjax_kernels.paged_attention import AttentionSpec
 
 from ..nn.attention import Attention, AttentionContext, DenseContext
 from ..nn.linear import Embedding, Linear, project
 from ..nn.mlp import GatedMLP
+from ..nn.native import NativeContext
 from ..nn.norm import RMSNorm
 from ..nn.rope import RopeConfig, Rotation, rotation
 from .config import DecoderConfig
@@ -69,10 +72,17 @@ class DecoderLayer(nnx.Module):
         self.attn_post_norm = norm() if after else None
         self.mlp_post_norm = norm() if after else None
         self.residual_scale = config.residual_scale
+        self.norm_eps = config.norm_eps
 
     def __call__(
-        self, x: Float[Array, "T D"], rope: Rotation, layer: int, context: AttentionContext
+        self,
+        x: Float[Array, "T D"],
+        rope: Rotation,
+        layer: int,
+        context: AttentionContext | NativeContext,
     ) -> Float[Array, "T D"]:
+        if isinstance(context, NativeContext):
+            return context.layer(self, x, rope, layer)
         h = self.attn_norm(x) if self.attn_norm else x
         x = self._add(x, self.attn(h, rope, layer, context), self.attn_post_norm)
         h = self.mlp_norm(x) if self.mlp_norm else x
@@ -131,7 +141,7 @@ class Decoder(nnx.Module):
         tokens: Int[Array, " T"],
         positions: Int[Array, " T"],
         context_lens: Int[Array, " T"],
-        context: AttentionContext,
+        context: AttentionContext | NativeContext,
     ) -> Float[Array, "T D"]:
         """What the head reads: the last layer's output after the final norm."""
         x = self.embed_tokens(tokens)
@@ -153,10 +163,21 @@ class Decoder(nnx.Module):
         """The angles of each distinct rotary embedding among the layers."""
         return {c: rotation(c, positions, context_lens) for c in dict.fromkeys(self.config.ropes)}
 
-    def logits(self, hidden: Float[Array, "*T D"]) -> Float[Array, "*T V"]:
-        """float32 logits of final hidden states."""
+    def logits(
+        self, hidden: Float[Array, "*T D"], num_rows: Int[Array, " 1"] | None = None
+    ) -> Float[Array, "*T V"]:
+        """float32 logits of final hidden states.
+
+        Args:
+            num_rows: only so many rows of [T, D] are wanted; native kernels compute no more,
+                and are not differentiable.
+        """
         weight = self.embed.weight if self.head is None else self.head.weight
-        logits = project(hidden, weight[...])
+        packed = weight.get_value()
+        if num_rows is not None and isinstance(packed, PackedWeight):
+            logits = linear(hidden, Projection(packed), num_rows)
+        else:
+            logits = project(hidden, weight[...])
         if self.config.logits_scale != 1:
             logits *= self.config.logits_scale
         if self.config.logits_softcap is not None:

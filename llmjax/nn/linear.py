@@ -7,6 +7,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from llmjax_kernels.native import blocks
+from llmjax_kernels.packed import PackedWeight
+
 
 class Linear(nnx.Module):
     """y = x W^T + b, accumulated in float32, in x's dtype."""
@@ -27,7 +30,11 @@ class Embedding(nnx.Module):
         self.weight = nnx.Param(jnp.zeros((vocab_size, size), dtype))
 
     def __call__(self, tokens: Int[Array, "*T"]) -> Float[Array, "*T D"]:
-        return self.weight[...][tokens]
+        weight = self.weight.get_value()
+        if isinstance(weight, PackedWeight):
+            rows = blocks.embed(tokens.reshape(-1), weight)
+            return rows.reshape(*tokens.shape, -1)
+        return weight[tokens]
 
 
 def project(x: Float[Array, "*T in"], weight: Float[Array, "out in"]) -> Float[Array, "*T out"]:

@@ -1,0 +1,164 @@
+"""A decoder layer in two calls, and what comes before and after it.
+
+Rows of padding cost nothing: a call computes as many rows as hold tokens and clears the rest.
+Arrays are float32 but for packed weights and pages. An absent array (no bias, no norm) is None.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import ShapeDtypeStruct
+from jaxtyping import Array, Float, Int
+
+from ..layout import PagedKV, RaggedBatch
+from ..packed import PackedWeight
+from ..paged_attention import AttentionSpec
+
+ACTIVATIONS = {"silu": 1, "gelu": 2, "gelu_tanh": 3}
+LANES = 16
+
+
+class Projection(NamedTuple):
+    """A linear layer's arrays."""
+
+    weight: PackedWeight
+    bias: Float[Array, " N"] | None = None
+
+
+class Residual(NamedTuple):
+    """How a block's output joins its input: x + scale * norm(output)."""
+
+    post_norm: Float[Array, " D"] | None = None
+    scale: float = 1.0
+
+
+class QKNorm(NamedTuple):
+    """Norm weights of queries and keys, over each head or over all of them."""
+
+    q: Float[Array, " width"]
+    k: Float[Array, " width"]
+
+
+def supports(head_dim: int, page_size: int) -> bool:
+    """Whether attention of this shape has a native kernel."""
+    return head_dim % LANES == 0 and head_dim <= 512 and page_size % LANES == 0
+
+
+def make_pages(num_pages: int, page_size: int, kv_heads: int, head_dim: int, dtype) -> PagedKV:
+    """Pages of zeros in the layout of the native kernels: keys as [pages, K, page_size / 16,
+    H, 16], so that one channel of 16 positions is one vector; values as [pages, K, page_size, H].
+    """
+    shape = (num_pages, kv_heads, page_size // LANES, head_dim, LANES)
+    return PagedKV(
+        k=jnp.zeros(shape, dtype), v=jnp.zeros((num_pages, kv_heads, page_size, head_dim), dtype)
+    )
+
+
+def attention_block(
+    x: Float[Array, "T D"],
+    norm: Float[Array, " D"] | None,
+    q: Projection,
+    k: Projection,
+    v: Projection,
+    o: Projection,
+    qk_norm: QKNorm | None,
+    rope: tuple[Float[Array, "T R"], Float[Array, "T R"]],
+    residual: Residual,
+    eps: float,
+    kv: PagedKV,
+    batch: RaggedBatch,
+    spec: AttentionSpec,
+) -> tuple[Float[Array, "T D"], PagedKV]:
+    """Norm, QKV, rotary positions, KV write, attention, output projection, residual add."""
+    head_dim, page_size = kv.v.shape[-1], kv.v.shape[2]
+    args = (
+        x,
+        batch.query_starts,
+        batch.kv_lens,
+        batch.block_tables,
+        *rope,
+        _or_empty(norm),
+        *(p.weight.data for p in (q, k, v, o)),
+        *(_or_empty(p.bias) for p in (q, k, v, o)),
+        _or_empty(qk_norm and qk_norm.q),
+        _or_empty(qk_norm and qk_norm.k),
+        _or_empty(residual.post_norm),
+        kv.k,
+        kv.v,
+    )
+    results = [_like(x), _like(kv.k), _like(kv.v)]
+    pages = {len(args) - 2: 1, len(args) - 1: 2}
+    call = jax.ffi.ffi_call("llmjax_attention_block", results, input_output_aliases=pages)
+    out, new_k, new_v = call(
+        *args,
+        weights=_about(q, k, v, o),
+        head_dim=np.int64(head_dim),
+        page_size=np.int64(page_size),
+        window=np.int64(spec.window or 0),
+        eps=np.float32(eps),
+        scale=np.float32(spec.scale),
+        softcap=np.float32(spec.softcap or 0),
+        residual_scale=np.float32(residual.scale),
+    )
+    return out, PagedKV(new_k, new_v)
+
+
+def mlp_block(
+    x: Float[Array, "T D"],
+    norm: Float[Array, " D"] | None,
+    gate: Projection,
+    up: Projection,
+    down: Projection,
+    activation: str,
+    residual: Residual,
+    eps: float,
+    num_tokens: Int[Array, " 1"],
+) -> Float[Array, "T D"]:
+    """Norm, gate and up, activation, down, residual add."""
+    call = jax.ffi.ffi_call("llmjax_mlp_block", _like(x))
+    return call(
+        x,
+        num_tokens,
+        _or_empty(norm),
+        *(p.weight.data for p in (gate, up, down)),
+        *(_or_empty(p.bias) for p in (gate, up, down)),
+        _or_empty(residual.post_norm),
+        weights=_about(gate, up, down),
+        activation=np.int64(ACTIVATIONS[activation]),
+        eps=np.float32(eps),
+        residual_scale=np.float32(residual.scale),
+    )
+
+
+def linear(
+    x: Float[Array, "M K"], projection: Projection, num_rows: Int[Array, " 1"]
+) -> Float[Array, "M N"]:
+    """x W^T + b of the first `num_rows` rows."""
+    shape = ShapeDtypeStruct((x.shape[0], projection.weight.shape[0]), jnp.float32)
+    call = jax.ffi.ffi_call("llmjax_linear", shape)
+    args = (projection.weight.data, _or_empty(projection.bias))
+    return call(x, num_rows, *args, weights=_about(projection))
+
+
+def embed(tokens: Int[Array, " T"], weight: PackedWeight) -> Float[Array, "T D"]:
+    """Rows of a packed table."""
+    call = jax.ffi.ffi_call(
+        "llmjax_embed", ShapeDtypeStruct((tokens.shape[0], weight.shape[1]), jnp.float32)
+    )
+    return call(tokens, weight.data, weights=_about(Projection(weight)))
+
+
+def _like(x: Array) -> ShapeDtypeStruct:
+    return ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def _or_empty(x: Array | None) -> Array:
+    return jnp.zeros(0, jnp.float32) if x is None else x
+
+
+def _about(*projections: Projection) -> np.ndarray:
+    return np.array([p.weight.attributes for p in projections], np.int64).reshape(-1)

@@ -1,0 +1,153 @@
+// Compiled once per instruction set; LLMJAX_ISA names the table it defines.
+#include "kernels.h"
+
+#include "attention.h"
+#include "matmul.h"
+#include "rows.h"
+#include "simd.h"
+
+namespace {
+
+template <typename Write>
+inline void EachRow(const Weight& w, const Activations& a,
+                     int64_t row_begin, int64_t row_end, int64_t tile, const Write& write) {
+  F32 product[kMaxRows];
+  for (int64_t row = row_begin; row < row_end;) {
+    const int rows = RowsAtOnce(row_end - row);
+    Tile(w.format, rows)(w, tile, a, row, product);
+    for (int r = 0; r < rows; ++r) write(row + r, product[r]);
+    row += rows;
+  }
+}
+
+inline void StoreLanes(float* to, F32 v, int64_t lanes) {
+  if (lanes >= kLanes) {
+    Store(to, v);
+  } else {
+    std::memcpy(to, &v, lanes * sizeof(float));
+  }
+}
+
+inline F32 LoadLanes(const float* from, int64_t lanes) {
+  if (lanes >= kLanes) return Load<F32>(from);
+  F32 v{};
+  std::memcpy(&v, from, lanes * sizeof(float));
+  return v;
+}
+
+void Matmul(const Weight& w, const Activations& a, int64_t row_begin, int64_t row_end,
+            int64_t tile_begin, int64_t tile_end, const Epilogue& to) {
+  for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
+    const int64_t n = tile * kLanes, lanes = w.N - n;
+    const F32 bias = to.bias ? LoadLanes(to.bias + n, lanes) : F32{};
+    EachRow(w, a, row_begin, row_end, tile, [&](int64_t row, F32 value) {
+      const int64_t at = row * to.stride + n;
+      if (to.bias) value += bias;
+      if (to.residual)
+        value = MulAdd(value, Splat(to.residual_scale), LoadLanes(to.residual + at, lanes));
+      StoreLanes(to.out + at, value, lanes);
+    });
+  }
+}
+
+inline F32 Gate(Activation kind, F32 x) {
+  switch (kind) {
+    case Activation::kSilu:
+      return x / (Exp(-x) + 1.0f);
+    case Activation::kGeluTanh:
+      return 0.5f * x * (Tanh(0.7978845608f * MulAdd(x * x * x, Splat(0.044715f), x)) + 1.0f);
+    case Activation::kGelu:
+      for (int i = 0; i < kLanes; ++i) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678f));
+      return x;
+    default:
+      return x;
+  }
+}
+
+void Gated(const Weight& gate, const Weight& up, const Activations& a, int64_t row_begin,
+           int64_t row_end, int64_t tile_begin, int64_t tile_end, Activation activation,
+           const float* gate_bias, const float* up_bias, float* out, int64_t stride) {
+  for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
+    const int64_t n = tile * kLanes, lanes = gate.N - n;
+    const F32 gb = gate_bias ? LoadLanes(gate_bias + n, lanes) : F32{};
+    const F32 ub = up_bias ? LoadLanes(up_bias + n, lanes) : F32{};
+    EachRow(gate, a, row_begin, row_end, tile, [&](int64_t row, F32 value) {
+      StoreLanes(out + row * stride + n, Gate(activation, value + gb), lanes);
+    });
+    EachRow(up, a, row_begin, row_end, tile, [&](int64_t row, F32 value) {
+      float* to = out + row * stride + n;
+      StoreLanes(to, LoadLanes(to, lanes) * (value + ub), lanes);
+    });
+  }
+}
+
+U8 AnyCodes(int bits, const uint8_t* block, int i) {
+  switch (bits) {
+    case 4: return Codes<4>(block, i);
+    case 5: return Codes<5>(block, i);
+    case 6: return Codes<6>(block, i);
+    default: return Codes<8>(block, i);
+  }
+}
+
+void Row(const Weight& w, int64_t row, float* out) {
+  const Format f = w.format;
+  const uint8_t* tile = w.tile(row / kLanes);
+  const int64_t lane = row % kLanes, K = w.K;
+  if (!f.quantised()) {
+    for (int64_t k = 0; k < K; ++k) {
+      const uint8_t* p = tile + (k * kLanes + lane) * f.bits / 8;
+      uint16_t narrow;
+      float wide;
+      if (f.bits == 16) {
+        std::memcpy(&narrow, p, 2);
+        const uint32_t bits = uint32_t(narrow) << 16;
+        std::memcpy(&wide, &bits, 4);
+      } else {
+        std::memcpy(&wide, p, 4);
+      }
+      out[k] = wide * w.scale;
+    }
+    return;
+  }
+  const uint8_t* scales = tile + f.code_bytes(K);
+  const uint8_t* minima = scales + f.scale_bytes(K);
+  for (int64_t b = 0; b < K / 32; ++b) {
+    for (int i = 0; i < 8; ++i) {
+      U8 codes = AnyCodes(f.bits, tile + b * 64 * f.bits, i);
+      if (f.table()) codes = Lookup(kIq4Table, codes);
+      const int64_t group = (b * 32 + 4 * i) / f.group;
+      const float scale = FromF16(Load<U16>(scales + group * 32))[lane];
+      const float minimum = f.minima() ? FromF16(Load<U16>(minima + group * 32))[lane] : 0.0f;
+      for (int j = 0; j < 4; ++j) {
+        const int code = codes[4 * lane + j] - (f.minima() ? 0 : f.zero);
+        out[b * 32 + 4 * i + j] = (float(code) * scale + minimum) * w.scale;
+      }
+    }
+  }
+}
+
+void AttentionWrite(const AttentionArgs& a, int64_t seq, int64_t token) {
+  if (a.kv_type == KVType::kBfloat16) WriteToken<uint16_t>(a, seq, token);
+  else WriteToken<float>(a, seq, token);
+}
+
+void AttendAny(const AttentionArgs& a, int64_t seq, int64_t begin, int64_t end, int64_t kv_head) {
+  if (a.kv_type == KVType::kBfloat16) Attend<uint16_t>(a, seq, begin, end, kv_head);
+  else Attend<float>(a, seq, begin, end, kv_head);
+}
+
+bool Supports(Format f) { return Tile(f, 1) != nullptr; }
+
+#define LLMJAX_STR2(x) #x
+#define LLMJAX_STR(x) LLMJAX_STR2(x)
+#define LLMJAX_JOIN2(a, b) a##b
+#define LLMJAX_JOIN(a, b) LLMJAX_JOIN2(a, b)
+
+}  // namespace
+
+extern const Kernels LLMJAX_JOIN(kKernels_, LLMJAX_ISA);
+const Kernels LLMJAX_JOIN(kKernels_, LLMJAX_ISA) = {
+    LLMJAX_STR(LLMJAX_ISA), RmsNormRow, QuantizeRow, Supports, Matmul,
+    Gated, AttentionWrite, AttendAny, Row,
+};

@@ -1,0 +1,76 @@
+// What one instruction set offers, as plain functions; dispatch.cc picks a table at load time.
+#pragma once
+
+#include <cstdint>
+
+#include "format.h"
+
+// Activations [M, K] as matmuls read them: float rows, or 8-bit codes in groups of 32.
+struct Activations {
+  const float* values;
+  int8_t* codes;       // [M, K]
+  float* scales;       // [M, K / 32]
+  int32_t* sums;       // [M, K / 32] of the codes
+  int32_t* half_sums;  // [M, K / 16]
+};
+
+enum class Activation : int64_t { kNone = 0, kSilu = 1, kGelu = 2, kGeluTanh = 3 };
+
+// What becomes of a product before it is stored.
+struct Epilogue {
+  float* out;             // [M, stride]
+  int64_t stride;
+  const float* bias;      // [N] or null
+  const float* residual;  // [M, stride] or null: out = residual + residual_scale * product
+  float residual_scale;
+};
+
+enum class KVType : int64_t { kFloat32 = 0, kBfloat16 = 1 };
+
+// One layer's attention; see ffi.cc for how a step calls it.
+struct AttentionArgs {
+  // Geometry: pages hold K as [pages, heads, page / 16, head_dim, 16], V as
+  // [pages, heads, page, head_dim].
+  int64_t heads, kv_heads, head_dim, rotary_half, page_size, pages_per_seq, num_seqs;
+  float scale, softcap;  // softcap 0: none
+  int64_t window;        // 0: none
+  float qk_norm_eps;
+  // Inputs.
+  float* q;              // [T, heads, head_dim], rotated in place
+  float* k;              // [T, kv_heads, head_dim], likewise
+  const float* v;        // [T, kv_heads, head_dim]
+  int64_t q_stride, kv_stride;
+  const float* cos;      // [T, rotary_half]
+  const float* sin;
+  const float* q_norm;   // per-head norms [head_dim] or null
+  const float* k_norm;
+  const int32_t* query_starts;  // [S + 1]
+  const int32_t* kv_lens;       // [S]
+  const int32_t* block_tables;  // [S, P]
+  KVType kv_type;
+  void* k_pages;
+  void* v_pages;
+  float* out;            // [T, heads * head_dim]
+};
+
+struct Kernels {
+  const char* name;
+  void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* y);
+  void (*quantize)(const float* x, int64_t K, int64_t row, const Activations& out);
+  bool (*supports)(Format format);
+  void (*matmul)(const Weight& w, const Activations& a, int64_t row_begin, int64_t row_end,
+                 int64_t tile_begin, int64_t tile_end, const Epilogue& to);
+  void (*gated)(const Weight& gate, const Weight& up, const Activations& a, int64_t row_begin,
+                int64_t row_end, int64_t tile_begin, int64_t tile_end, Activation activation,
+                const float* gate_bias, const float* up_bias, float* out, int64_t stride);
+  // Rotates and stores one token's keys and values, and rotates its queries.
+  void (*attention_write)(const AttentionArgs& args, int64_t seq, int64_t token);
+  // Attends rows of one sequence and kv head: row r is query r / (heads / kv_heads) of the run.
+  void (*attend)(const AttentionArgs& args, int64_t seq, int64_t row_begin, int64_t row_end,
+                 int64_t kv_head);
+  // out[D] of one row of a packed weight.
+  void (*row)(const Weight& w, int64_t row, float* out);
+};
+
+// The best table this processor can run.
+const Kernels& BestKernels();

@@ -1,0 +1,130 @@
+// From a checkpoint's weights to the tiles of format.h. Called through ctypes while loading.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "format.h"
+#include "gguf_blocks.h"
+
+namespace {
+
+uint16_t ToHalf(float f) {
+  uint32_t bits;
+  std::memcpy(&bits, &f, 4);
+  const uint16_t sign = bits >> 16 & 0x8000;
+  f = std::fabs(f);
+  if (!(f < 65520.0f)) return sign | 0x7c00;
+  if (f < 0x1p-14f) return sign | uint16_t(std::nearbyint(f * 0x1p24f));
+  std::memcpy(&bits, &f, 4);
+  bits += 0xfff + (bits >> 13 & 1);  // to nearest, ties to even
+  return sign | uint16_t((bits - 0x38000000) >> 13);
+}
+
+// Code k of a group of 32, row `lane` of 16, into the block that holds the group.
+void PutCode(uint8_t* block, int bits, int k, int lane, uint8_t code) {
+  const int i = k / 4, byte = 4 * lane + k % 4;
+  if (bits == 8) {
+    block[64 * i + byte] = code;
+    return;
+  }
+  block[64 * (i / 2) + byte] |= (code & 15) << 4 * (i % 2);
+  if (bits == 5) block[256 + byte] |= (code >> 4 & 1) << i;
+  if (bits == 6) block[256 + 64 * (i / 4) + byte] |= (code >> 4 & 3) << 2 * (i % 4);
+}
+
+struct Source {
+  GgufType type;
+  const uint8_t* data;
+  int64_t row_bytes;
+
+  void At(int64_t row, int64_t group, Group& g) const {
+    const int64_t weights = BlockWeights(type), per_block = weights / 32;
+    const int64_t blocks = group / per_block;
+    const int64_t block_bytes = BlockBytes();
+    DecodeGroup(type, data + row * row_bytes + blocks * block_bytes, int(group % per_block), g);
+  }
+
+  int64_t BlockBytes() const {
+    switch (type) {
+      case GgufType::kQ4_0: return 18;
+      case GgufType::kQ4_1: return 20;
+      case GgufType::kQ5_0: return 22;
+      case GgufType::kQ5_1: return 24;
+      case GgufType::kQ8_0: return 34;
+      case GgufType::kQ2_K: return 84;
+      case GgufType::kQ3_K: return 110;
+      case GgufType::kQ4_K: return 144;
+      case GgufType::kQ5_K: return 176;
+      case GgufType::kQ6_K: return 210;
+      case GgufType::kIQ4_NL: return 18;
+      case GgufType::kIQ4_XS: return 136;
+    }
+    return 0;
+  }
+};
+
+}  // namespace
+
+extern "C" {
+
+// The greatest scale or minimum of rows [begin, end).
+float llmjax_greatest_scale(int64_t type, const uint8_t* data, int64_t row_bytes, int64_t K,
+                            int64_t begin, int64_t end, bool minima) {
+  const Source source{GgufType(type), data, row_bytes};
+  Group g;
+  float greatest = 0;
+  for (int64_t row = begin; row < end; ++row)
+    for (int64_t group = 0; group < K / 32; ++group) {
+      source.At(row, group, g);
+      for (int h = 0; h < 2; ++h) {
+        greatest = std::max(greatest, std::fabs(g.scale[h]));
+        if (minima) greatest = std::max(greatest, std::fabs(g.minimum[h]));
+      }
+    }
+  return greatest;
+}
+
+// Packs tiles [begin, end) of GGUF rows; scales are divided by 2^exponent first.
+void llmjax_pack_gguf(int64_t type, const uint8_t* data, int64_t row_bytes, int64_t N, int64_t K,
+                      int64_t format, int64_t exponent, int64_t begin, int64_t end, uint8_t* out) {
+  const Source source{GgufType(type), data, row_bytes};
+  const Format f = Format::Decode(format);
+  const float factor = std::ldexp(1.0f, int(-exponent));
+  Group g;
+  for (int64_t tile = begin; tile < end; ++tile) {
+    uint8_t* to = out + tile * f.tile_bytes(K);
+    std::memset(to, 0, f.tile_bytes(K));
+    uint16_t* scales = reinterpret_cast<uint16_t*>(to + f.code_bytes(K));
+    uint16_t* minima = reinterpret_cast<uint16_t*>(to + f.code_bytes(K) + f.scale_bytes(K));
+    const int64_t rows = std::min<int64_t>(16, N - tile * 16);
+    for (int64_t lane = 0; lane < rows; ++lane)
+      for (int64_t group = 0; group < K / 32; ++group) {
+        source.At(tile * 16 + lane, group, g);
+        for (int k = 0; k < 32; ++k)
+          PutCode(to + group * 64 * f.bits, f.bits, k, int(lane), g.codes[k]);
+        for (int h = 0; h < 32 / f.group; ++h) {
+          const int64_t at = (group * 32 / f.group + h) * 16 + lane;
+          scales[at] = ToHalf(g.scale[h] * factor);
+          if (f.minima()) minima[at] = ToHalf(g.minimum[h] * factor);
+        }
+      }
+  }
+}
+
+// Packs tiles [begin, end) of float rows [N, K] of 2 or 4 bytes a value.
+void llmjax_pack_float(const uint8_t* data, int64_t bytes, int64_t N, int64_t K, int64_t begin,
+                       int64_t end, uint8_t* out) {
+  for (int64_t tile = begin; tile < end; ++tile) {
+    uint8_t* to = out + tile * 16 * K * bytes;
+    const int64_t rows = std::min<int64_t>(16, N - tile * 16);
+    if (rows < 16) std::memset(to, 0, 16 * K * bytes);
+    for (int64_t lane = 0; lane < rows; ++lane) {
+      const uint8_t* from = data + (tile * 16 + lane) * K * bytes;
+      for (int64_t k = 0; k < K; ++k)
+        std::memcpy(to + (k * 16 + lane) * bytes, from + k * bytes, bytes);
+    }
+  }
+}
+
+}  // extern "C"

@@ -1,0 +1,63 @@
+// Activations, row by row: norms, and the 8-bit form in which quantised weights take them.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels.h"
+#include "simd.h"
+
+namespace {
+
+inline F32 Round(F32 x) {
+  const F32 shifter = Splat(12582912.0f);  // |x| < 2^22: to the nearest integer, ties to even
+  return (x + shifter) - shifter;
+}
+
+// y = x / rms(x) * weight; weight is optional.
+inline void RmsNormRow(const float* x, const float* weight, float eps, int64_t n, float* y) {
+  F32 squares{};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const F32 v = Load<F32>(x + i);
+    squares = MulAdd(v, v, squares);
+  }
+  float sum = Sum(squares);
+  for (; i < n; ++i) sum += x[i] * x[i];
+  const float factor = 1.0f / std::sqrt(sum / float(n) + eps);
+  for (i = 0; i + kLanes <= n; i += kLanes) {
+    F32 v = Load<F32>(x + i) * factor;
+    if (weight) v *= Load<F32>(weight + i);
+    Store(y + i, v);
+  }
+  for (; i < n; ++i) y[i] = x[i] * factor * (weight ? weight[i] : 1.0f);
+}
+
+// Quantises a row to 8 bits in groups of 32; K is a multiple of 32.
+inline void QuantizeRow(const float* x, int64_t K, int64_t row, const Activations& out) {
+  int8_t* codes = out.codes + row * K;
+  const int64_t groups = K / 32;
+  for (int64_t g = 0; g < groups; ++g, x += 32, codes += 32) {
+    const F32 low = Load<F32>(x), high = Load<F32>(x + kLanes);
+    const F32 magnitude = Max(Max(low, -low), Max(high, -high));
+    const float largest = MaxOf(magnitude);
+    const float scale = largest / 127.0f;
+    const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+    int32_t sums[2];
+    for (int half = 0; half < 2; ++half) {
+      const F32 rounded = Round((half ? high : low) * inverse);
+      const I32 integers = __builtin_convertvector(rounded, I32);
+      typedef int8_t I8x16 __attribute__((vector_size(16)));
+      Store(codes + half * kLanes, __builtin_convertvector(integers, I8x16));
+      // Small integers: exact in any order.
+      sums[half] = int32_t(Sum(rounded));
+    }
+    const int64_t at = row * groups + g;
+    out.scales[at] = scale;
+    out.sums[at] = sums[0] + sums[1];
+    out.half_sums[2 * at] = sums[0];
+    out.half_sums[2 * at + 1] = sums[1];
+  }
+}
+
+}  // namespace
