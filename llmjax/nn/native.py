@@ -40,7 +40,10 @@ class NativeContext:
         x, self._pool = blocks.attention_block(
             x,
             _norm(layer.attn_norm),
-            *(projection(linear) for linear in (attn.q, attn.k, attn.v, attn.o)),
+            projection(attn.q),
+            projection(attn.k),
+            projection(attn.v),
+            projection(attn.o),
             QKNorm(attn.q_norm.weight[...], attn.k_norm.weight[...]) if attn.qk_norm else None,
             rope,
             Residual(_norm(layer.attn_post_norm), layer.residual_scale),
@@ -53,7 +56,9 @@ class NativeContext:
         return blocks.mlp_block(
             x,
             _norm(layer.mlp_norm),
-            *(projection(linear) for linear in (mlp.gate, mlp.up, mlp.down)),
+            projection(mlp.gate),
+            projection(mlp.up),
+            projection(mlp.down),
             mlp.activation,
             Residual(_norm(layer.mlp_post_norm), layer.residual_scale),
             layer.norm_eps,
