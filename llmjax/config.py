@@ -29,8 +29,9 @@ class ModelConfig:
 
     Attributes:
         model: a catalogue name, a folder, a .gguf file or a hub id.
-        dtype: weights and activations. "auto" takes float32 on a CPU (XLA's bfloat16 dot
-            is several times slower there) and the checkpoint's own type elsewhere.
+        dtype: of weights and activations. "auto" leaves the weights as the checkpoint has
+            them, quantised ones too where the native CPU kernels run; where XLA serves on a
+            CPU it means float32. The native kernels keep activations in float32 always.
         max_model_len: tokens of prompt plus output; by default the model's own limit.
         seed: of requests that bring none; by default a random one.
         served_model_name: the name clients use; by default what `model` says.
