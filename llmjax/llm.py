@@ -54,6 +54,7 @@ class LLM:
         # Offline all prompts are at hand at once: a full queue would only be in the way.
         config = EngineConfig.of(model, **{"max_queue_len": None, **options})
         self._engine: Engine | None = Engine(config)
+        self._plain_state: nnx.State | None = None
         self._processor = OutputProcessor(self.tokenizer)
         self._ids = itertools.count()
         self._lock = threading.Lock()
@@ -72,7 +73,7 @@ class LLM:
         Whatever is asked of it afterwards raises ShutdownError, but closing it again.
         """
         with self._lock:
-            engine, self._engine = self._engine, None
+            engine, self._engine, self._plain_state = self._engine, None, None
         if engine is not None:
             engine.close()
 
@@ -89,8 +90,15 @@ class LLM:
 
     @property
     def model(self) -> Decoder:
-        """The Flax NNX module; its parameters are the very arrays that serve."""
-        return nnx.merge(self.engine.model.graphdef, self.engine.model.state)
+        """The Flax NNX module; its parameters are the very arrays that serve.
+
+        But where these are packed for the native CPU kernels: then they are float32 copies,
+        made when they are first asked for and kept until `close`.
+        """
+        loaded = self.engine.model
+        if self._plain_state is None:
+            self._plain_state = loaded.differentiable_state()
+        return nnx.merge(loaded.graphdef, self._plain_state)
 
     @property
     def default_params(self) -> SamplingParams:

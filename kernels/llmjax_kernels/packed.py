@@ -87,13 +87,14 @@ class PackedWeight:
 
     Attributes:
         data: bytes that hold the tiles; all weights of a model may share them, as each array
-            that a step takes costs the host some microseconds.
+            that a step takes costs the host some microseconds. On the host until
+            `Arena.to_device`.
         offset: where in `data` this weight's tiles begin.
         shape: (N, K); rows that fill up the last tile are zero.
         exponent: every value is multiplied by 2 to this power.
     """
 
-    data: UInt8[Array, " bytes"]
+    data: UInt8[Array | np.ndarray, " bytes"]
     offset: int = field(metadata={"static": True})
     shape: tuple[int, int] = field(metadata={"static": True})
     format: WeightFormat = field(metadata={"static": True})
@@ -104,22 +105,13 @@ class PackedWeight:
         """What a native call needs to know beside the data."""
         return (self.offset, self.format.code, *self.shape, self.exponent)
 
-    def __getitem__(self, index: Any) -> Array:
-        """The values, as of a plain array: what readers of a model's weights see."""
-        return self.unpack()[index]
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Of the values that indexing gives."""
-        return np.dtype(np.float32)
-
     @property
     def nbytes(self) -> int:
         """Of its own tiles."""
         return self.format.nbytes(*self.shape)
 
     def _tiles(self) -> UInt8[Array, "tiles tile_bytes"]:
-        own = self.data[self.offset : self.offset + self.nbytes]
+        own = jnp.asarray(self.data)[self.offset : self.offset + self.nbytes]
         return own.reshape(-1, self.format.tile_bytes(self.shape[1]))
 
     def unpack(self) -> Float[Array, "N K"]:

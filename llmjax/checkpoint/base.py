@@ -140,7 +140,7 @@ class Checkpoint(ABC):
         if len(firsts) == 1:
             convert(0)
         else:
-            list(workers().map(convert, firsts))
+            list(_workers().map(convert, firsts))
 
     def block_rows(self, name: str) -> int:
         """Rows to convert at a time."""
@@ -148,7 +148,6 @@ class Checkpoint(ABC):
 
 
 @functools.cache
-def workers() -> ThreadPoolExecutor:
-    """The threads that load."""
+def _workers() -> ThreadPoolExecutor:
     # numpy holds the interpreter lock between its calls: more threads gain little.
     return ThreadPoolExecutor(min(8, os.cpu_count() or 1), "llmjax-load")

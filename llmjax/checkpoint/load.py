@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from tqdm.auto import tqdm
 
 from llmjax_kernels.native import available as native_available
 from llmjax_kernels.native.blocks import supports as native_supports
+from llmjax_kernels.native.blocks import unpack
 from llmjax_kernels.packed import PackedWeight
 
 from ..config import DTYPES
@@ -75,6 +77,21 @@ class LoadedModel:
     def weight_bytes(self) -> int:
         """Memory that the weights take; arrays that several share count once."""
         return sum({id(x): x.nbytes for x in jax.tree.leaves(self.state)}.values())
+
+    def differentiable_state(self) -> nnx.State:
+        """`state` with float32 copies of packed weights, as gradients are of plain arrays."""
+        if not self.native:
+            return self.state
+        # In one program: by itself each weight would be compiled for.
+        return jax.jit(partial(jax.tree.map, _unpacked, is_leaf=_is_packed))(self.state)
+
+
+def _is_packed(leaf: object) -> bool:
+    return isinstance(leaf, PackedWeight)
+
+
+def _unpacked(leaf: jax.Array | PackedWeight) -> jax.Array:
+    return unpack(leaf) if isinstance(leaf, PackedWeight) else leaf
 
 
 def load_model(

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -127,6 +128,15 @@ def test_greedy_tokens_are_the_forward_passes(roomy):
     tokens = alone(roomy, prompt, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
     for i, token in enumerate(tokens):
         assert int(roomy.forward(prompt + tokens[:i]).logits[-1].argmax()) == token
+
+
+def test_gradients_reach_every_parameter(roomy):
+    def loss(model):
+        return jax.nn.log_softmax(model(jnp.arange(10, 30)).logits)[-1, 5]
+
+    gradients = nnx.to_flat_state(nnx.grad(loss)(roomy.model))
+    assert ("embed", "weight") in dict(gradients)
+    assert [path for path, gradient in gradients if not jnp.any(gradient[...])] == []
 
 
 def test_steady_load_compiles_nothing(cramped):

@@ -164,6 +164,11 @@ def embed(tokens: Int[Array, " T"], weight: PackedWeight) -> Float[Array, "T D"]
     return call(tokens, weight.data, weights=_about(Projection(weight)))
 
 
+def unpack(weight: PackedWeight) -> Float[Array, "N K"]:
+    """The values of a packed weight."""
+    return embed(jnp.arange(weight.shape[0], dtype=jnp.int32), weight)
+
+
 def _like(x: Array) -> ShapeDtypeStruct:
     return ShapeDtypeStruct(x.shape, x.dtype)
 
