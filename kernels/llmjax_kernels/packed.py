@@ -231,7 +231,7 @@ class Arena:
 
     def to_device(self, weights: Mapping[str, PackedWeight]) -> dict[str, PackedWeight]:
         """The weights packed here, once all are, over one array of the device."""
-        data = jnp.asarray(self._bytes)
+        data = jax.device_put(self._bytes)  # not jnp.asarray, which copies
         return {name: replace(weight, data=data) for name, weight in weights.items()}
 
     def _take(self, N: int, K: int, f: WeightFormat) -> tuple[int, UInt8[np.ndarray, "tiles b"]]:

@@ -1,7 +1,8 @@
 """Run by a test: prints how far loading a model raised the peak of resident memory.
 
 What jax takes does not count. Arguments: a small model that is loaded first where what any
-model takes shall not count either (optional); the model; a dtype.
+model takes shall not count either (optional); the model; a dtype; what native kernels take as
+the size of a page, or 0 for plain arrays.
 """
 
 import json
@@ -17,14 +18,16 @@ def peak() -> int:
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
-*small, big, dtype = sys.argv[1:]
+*small, big, dtype, pages = sys.argv[1:]
+options = {"dtype": dtype, "page_size": int(pages) or None, "progress": False}
 jax.block_until_ready(jax.numpy.zeros(1))
 before = peak()
 from llmjax.checkpoint import load_model  # noqa: E402
 
 for path in small:
-    load_model(path, dtype=dtype, progress=False)
+    load_model(path, **options)
     before = peak()
-model = load_model(big, dtype=dtype, progress=False)
+model = load_model(big, **options)
+assert model.native == (pages != "0")
 weights = model.weight_bytes
 print(json.dumps({"weights": weights, "rise": peak() - before}))

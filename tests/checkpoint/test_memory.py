@@ -25,12 +25,17 @@ from tiny_files import (
 )
 
 from llmjax.checkpoint import convert
+from llmjax_kernels import native
 
 ROWS = 1 << 19
+WIDE = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}
+"""The same tensors as heads that the native kernels take."""
 Q8_0 = GGMLQuantizationType.Q8_0
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc"
 )
+
+needs_native = pytest.mark.skipif(not native.available(), reason="the native kernels are not there")
 
 
 @pytest.fixture
@@ -51,9 +56,9 @@ def folders(tmp_path, tiny_model):
     return write
 
 
-def assert_lean(*arguments):
-    found = run("load_memory.py", *arguments)
-    assert found["weights"] > 130e6
+def assert_lean(*arguments, pages=0, least=130e6):
+    found = run("load_memory.py", *arguments, pages)
+    assert found["weights"] > least
     assert found["rise"] <= 1.3 * found["weights"]
 
 
@@ -64,15 +69,27 @@ def test_safetensors(folders, big_tensors, stored, dtype):
     assert_lean(folders("small", None), folders("big", tensors, vocab_size=ROWS), dtype)
 
 
-def test_gguf(folders, big_tensors, tmp_path):
-    writer = new_writer(tmp_path / "big.gguf")
+@needs_native
+def test_safetensors_packed(folders, big_tensors):
+    tensors = {name: value.astype(ml_dtypes.bfloat16) for name, value in big_tensors.items()}
+    small, big = folders("small", None, **WIDE), folders("big", tensors, vocab_size=ROWS, **WIDE)
+    assert_lean(small, big, "auto", pages=16)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "pages", "least"),
+    [("float32", 0, 130e6), pytest.param("auto", 16, 70e6, marks=needs_native)],
+)
+def test_gguf(folders, big_tensors, tmp_path, dtype, pages, least):
+    writer = new_writer(tmp_path / "big.gguf", heads=4)
     for name, value in gguf_tensors(big_tensors).items():
         if len(value) == ROWS:
             writer.add_tensor(name, gguf.quants.quantize(value, Q8_0), raw_dtype=Q8_0)
         else:
             writer.add_tensor(name, value)
     finish(writer)
-    assert_lean(folders("small", None), tmp_path / "big.gguf", "float32")
+    big = tmp_path / "big.gguf"
+    assert_lean(folders("small", None, **WIDE), big, dtype, pages=pages, least=least)
 
 
 def test_gguf_with_all_that_comes_along(tmp_path):

@@ -112,7 +112,12 @@ def write_folder(
 
 
 def new_writer(
-    path: Path, *, mlp: int = MLP, tokens: Sequence[str] = TOKENS, **options: Any
+    path: Path,
+    *,
+    mlp: int = MLP,
+    heads: int = HEADS,
+    tokens: Sequence[str] = TOKENS,
+    **options: Any,
 ) -> gguf.GGUFWriter:
     """A writer that has the tiny model's metadata; other tokens are a SentencePiece vocabulary."""
     writer = gguf.GGUFWriter(path, "llama", **options)
@@ -120,10 +125,10 @@ def new_writer(
     writer.add_context_length(64)
     writer.add_embedding_length(HIDDEN)
     writer.add_feed_forward_length(mlp)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(HEADS)
-    writer.add_key_length(HEAD_DIM)
-    writer.add_rope_dimension_count(HEAD_DIM)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(heads)
+    writer.add_key_length(HIDDEN // heads)
+    writer.add_rope_dimension_count(HIDDEN // heads)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_token_list(tokens)
     writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
