@@ -117,9 +117,18 @@ void AttendRows(const AttentionArgs& a, int64_t seq, int64_t row, int64_t kv_hea
     for (int r = 0; r < kRows; ++r) best[r] = Splat(kMasked);
     for (int64_t at = 0; at < keys; at += kLanes) {
       const int64_t slot = (block + at) % a.page_size;
-      const T* k = Page<T>(a, seq, block + at, kv_head).k + slot * H;
+      const Page<T> page(a, seq, block + at, kv_head);
+      const T* k = page.k + slot * H;
+      // Pages lie anywhere: without this each would be waited for.
+      const T* v = page.v + slot * H;
+      const int64_t next = block + at + kLanes < end ? block + at + kLanes : block + at;
+      const T* next_k = Page<T>(a, seq, next, kv_head).k + next % a.page_size * H;
       F32 score[kRows] = {};
       for (int64_t i = 0; i < H; ++i) {
+        if (i * kLanes * sizeof(T) % 64 == 0) {
+          Prefetch(v + i * kLanes);
+          Prefetch(next_k + i * kLanes);
+        }
         const F32 channel = LoadAsFloat(k + i * kLanes);
         for (int r = 0; r < kRows; ++r) score[r] = MulAdd(channel, Splat(q[r][i]), score[r]);
       }

@@ -96,8 +96,8 @@ Activations Prepare(Call& call, const float* x, int64_t M, int64_t K, const floa
   if (codes) {
     a.codes = call.Scratch<int8_t>(M * K);
     a.scales = call.Scratch<float>(M * K / 32);
-    a.sums = call.Scratch<int32_t>(M * K / 32);
-    a.half_sums = call.Scratch<int32_t>(M * K / 16);
+    a.sums = call.Scratch<float>(M * K / 32);
+    a.half_sums = call.Scratch<float>(M * K / 16);
   }
   if (!codes && !norm) return a;
   const Kernels& kernels = BestKernels();

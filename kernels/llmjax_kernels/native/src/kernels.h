@@ -10,8 +10,8 @@ struct Activations {
   const float* values;
   int8_t* codes;       // [M, K]
   float* scales;       // [M, K / 32]
-  int32_t* sums;       // [M, K / 32] of the codes
-  int32_t* half_sums;  // [M, K / 16]
+  float* sums;         // [M, K / 32] of the codes
+  float* half_sums;    // [M, K / 16]
 };
 
 enum class Activation : int64_t { kNone = 0, kSilu = 1, kGelu = 2, kGeluTanh = 3 };
