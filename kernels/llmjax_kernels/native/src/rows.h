@@ -43,14 +43,13 @@ inline void QuantizeRow(const float* x, int64_t K, int64_t row, const Activation
     const float largest = MaxOf(magnitude);
     const float scale = largest / 127.0f;
     const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
-    int32_t sums[2];
+    float sums[2];
     for (int half = 0; half < 2; ++half) {
       const F32 rounded = Round((half ? high : low) * inverse);
       const I32 integers = __builtin_convertvector(rounded, I32);
       typedef int8_t I8x16 __attribute__((vector_size(16)));
       Store(codes + half * kLanes, __builtin_convertvector(integers, I8x16));
-      // Small integers: exact in any order.
-      sums[half] = int32_t(Sum(rounded));
+      sums[half] = Sum(rounded);  // of small integers: exact in any order
     }
     const int64_t at = row * groups + g;
     out.scales[at] = scale;
