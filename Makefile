@@ -4,6 +4,12 @@ VENV ?= .venv
 MODEL ?= smollm2-135m-instruct
 PORT ?= 8000
 BIN := $(VENV)/bin
+NATIVE := kernels/llmjax_kernels/native
+# What an install is made from.
+SOURCES := pyproject.toml hatch_build.py $(wildcard $(NATIVE)/src/*)
+
+SAY_KERNELS := test -e $(NATIVE)/libllmjax_native.so || echo "The native CPU kernels were not \
+built: XLA serves, several times slower. \`$(BIN)/pip install -v -e .\` says why."
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test lint types format notebook clean
@@ -15,12 +21,14 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
-$(VENV)/.run: pyproject.toml | $(BIN)/python
+$(VENV)/.run: $(SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable .
+	@$(SAY_KERNELS)
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml | $(BIN)/python
+$(VENV)/.dev: $(SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@$(SAY_KERNELS)
 	@touch $@ $(VENV)/.run
 
 serve: $(VENV)/.run ## Set up, fetch the demo model, serve it on PORT (8000)
@@ -47,4 +55,4 @@ notebook: $(VENV)/.run ## Open the notebooks
 	$(BIN)/jupyter lab notebooks
 
 clean: ## Remove what the commands above made
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NATIVE)/*.so build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
