@@ -58,16 +58,16 @@ class NativeKernels(BuildHookInterface):
         if self.target_name != "wheel":
             return
         library = NATIVE / LIBRARY
-        Path(self.root, library).unlink(missing_ok=True)
         try:
             built = build(Path(self.root), Path(self.root, "build/native"))
         except (OSError, RuntimeError) as error:
+            Path(self.root, library).unlink(missing_ok=True)
             self.app.display_warning(
                 f"the native CPU kernels are left out, and XLA serves in their place, several "
                 f"times slower: {error}"
             )
             return
-        shutil.copyfile(built, Path(self.root, library))
+        built.replace(Path(self.root, library))  # a process may have the old one loaded
         build_data["artifacts"].append(library.as_posix())
         build_data["pure_python"] = False
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")

@@ -1,0 +1,75 @@
+"""Weights survive packing: as they were, or with scales in float16."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from random_weights import FLOATS, block_size, pack_floats, random_rows, unpacked
+
+from llmjax_kernels.packed import GGUF_FORMATS, FloatPacker, pack_gguf, packs_gguf
+
+EXACT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL")
+"""Types whose blocks hold the float16 scales themselves."""
+HALF = 2.0**-11
+"""The relative error of rounding to float16."""
+
+
+@pytest.mark.every_isa
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("N", [1, 15, 16, 17, 83])
+@pytest.mark.parametrize("type_name", GGUF_FORMATS)
+def test_unpacks_to_what_the_gguf_package_dequantises(type_name, N, blocks):
+    weight = random_rows(type_name, N, blocks * block_size(type_name), np.random.default_rng(N))
+    packed = weight.pack()
+    assert packed.shape == weight.values.shape
+    found = np.asarray(unpacked(packed))
+    if type_name in EXACT:
+        np.testing.assert_array_equal(found, weight.values)
+    bound = HALF * (np.abs(weight.product) + np.abs(weight.minimum))
+    # A scale far below the greatest becomes subnormal: no finer than 2^-24 of the unit.
+    bound += 2.0 ** (packed.exponent - 25) * 127
+    assert (np.abs(found - weight.values) <= bound).all()
+
+
+@pytest.mark.parametrize("type_name", GGUF_FORMATS)
+@pytest.mark.parametrize("scale", [6e-8, 1e-5, 1000.0])
+def test_scales_of_any_size(type_name, scale):
+    weight = random_rows(type_name, 17, 256, np.random.default_rng(0), scale)
+    found = np.asarray(unpacked(weight.pack()))
+    bound = 2 * HALF * (np.abs(weight.product) + np.abs(weight.minimum))
+    assert (np.abs(found - weight.values) <= bound).all()
+
+
+@pytest.mark.parametrize("type_name", GGUF_FORMATS)
+def test_a_weight_of_zeros_and_one_of_no_rows(type_name):
+    weight = random_rows(type_name, 5, 256, np.random.default_rng(0), 0.0)
+    np.testing.assert_array_equal(unpacked(weight.pack()), np.zeros((5, 256)))
+    assert unpacked(pack_gguf(type_name, weight.rows[:0], 256)).shape == (0, 256)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 7), (16, 32), (17, 33), (83, 65)])
+@pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
+def test_floats_are_packed_as_they_are(dtype, shape):
+    values = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+    packed = pack_floats(values)
+    assert packed.shape == shape
+    np.testing.assert_array_equal(unpacked(packed), values.astype(np.float32))
+    np.testing.assert_array_equal(packed[1:, 0], values[1:, 0].astype(np.float32))
+
+
+def test_floats_are_packed_by_blocks_of_rows_and_converted():
+    values = np.random.default_rng(0).standard_normal((83, 33)).astype(np.float32)
+    packer = FloatPacker(values.shape, np.dtype(ml_dtypes.bfloat16))
+    for start in (48, 0, 16, 64):
+        stop = {48: 64, 0: 16, 16: 48, 64: 83}[start]
+        packer.add(start, values[start:stop])
+    expected = values.astype(ml_dtypes.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(unpacked(packer.done()), expected)
+
+
+def test_which_gguf_tensors_stay_quantised():
+    assert packs_gguf("Q4_1", 96)
+    assert not packs_gguf("Q4_1", 100)
+    assert not packs_gguf("IQ2_XXS", 256)
+    assert not packs_gguf("F16", 256)
