@@ -15,7 +15,6 @@ HALF = 2.0**-11
 """The relative error of rounding to float16."""
 
 
-@pytest.mark.every_isa
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("N", [1, 15, 16, 17, 83])
 @pytest.mark.parametrize("type_name", GGUF_FORMATS)
