@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from .checks import type_errors
 from .errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -12,6 +14,12 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 def _require(ok: bool, message: str) -> None:
     if not ok:
+        raise ConfigError(message)
+
+
+def check_types(config: Any) -> None:
+    """Raises ConfigError where a field of a dataclass is not of its type."""
+    for _, message in type_errors(config):
         raise ConfigError(message)
 
 
@@ -23,9 +31,9 @@ class ModelConfig:
         model: a catalogue name, a folder, a .gguf file or a hub id.
         dtype: weights and activations. "auto" takes float32 on a CPU (XLA's bfloat16 dot
             is several times slower there) and the checkpoint's own type elsewhere.
-        max_model_len: tokens of prompt plus output; None takes the model's own limit.
-        seed: of requests that bring none; None draws one at start.
-        served_model_name: the name clients use; None takes `model`.
+        max_model_len: tokens of prompt plus output; by default the model's own limit.
+        seed: of requests that bring none; by default a random one.
+        served_model_name: the name clients use; by default what `model` says.
         chat_template: text or path of a Jinja template that replaces the model's own.
     """
 
@@ -37,10 +45,13 @@ class ModelConfig:
     chat_template: str | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.model, os.PathLike):
+            object.__setattr__(self, "model", os.fspath(self.model))
+        check_types(self)
         _require(self.dtype in DTYPES, f"dtype is {self.dtype!r}, allowed: {', '.join(DTYPES)}")
         _require(
-            self.max_model_len is None or self.max_model_len >= 1,
-            f"max_model_len is {self.max_model_len}, allowed: 1 or more",
+            self.max_model_len is None or self.max_model_len >= 2,
+            f"max_model_len is {self.max_model_len}, allowed: 2 or more (a token in, a token out)",
         )
 
     @property
@@ -57,8 +68,8 @@ class CacheConfig:
         block_size: tokens in a page.
         num_gpu_blocks_override: pages to allocate instead of what memory would allow.
         gpu_memory_utilization: the share of the device's memory that weights, step
-            temporaries and pages may fill together. None: 0.9 of an accelerator, 0.2 of
-            the host's memory on a CPU, where others work too.
+            temporaries and pages may fill together; by default 0.9 of an accelerator, 0.2
+            of the host's memory on a CPU, where others work too.
     """
 
     block_size: int = 16
@@ -66,6 +77,7 @@ class CacheConfig:
     gpu_memory_utilization: float | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
         size = self.block_size
         _require(
             1 <= size <= 256 and size & (size - 1) == 0,
@@ -97,7 +109,7 @@ class SchedulerConfig:
             sequences together while any other sequence decodes, so that a decode never
             waits longer than one chunk. Without chunking neither limit applies.
         watermark: the share of pages that admission of a new request leaves free.
-        max_queue_len: waiting requests beyond which new ones are refused; None is no limit.
+        max_queue_len: waiting requests beyond which new ones are refused; none is no limit.
     """
 
     max_num_seqs: int = 256
@@ -109,6 +121,7 @@ class SchedulerConfig:
     max_queue_len: int | None = 4096
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name in ("max_num_seqs", "max_num_batched_tokens", "prefill_chunk_size"):
             _require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}, allowed: 1 up")
         _require(
@@ -130,12 +143,13 @@ class CompileConfig:
     """Which step programs exist.
 
     Attributes:
-        token_buckets: values of T (tokens in a step); None derives them.
-        seq_buckets: values of S (sequences in a step); None derives them.
-        page_buckets: values of P (pages of a sequence); None takes one, the pages of
+        token_buckets: values of T (tokens in a step); by default derived.
+        seq_buckets: values of S (sequences in a step); by default derived.
+        page_buckets: values of P (pages of a sequence); by default one, the pages of
             `max_model_len`, as attention's cost follows the true lengths anyway.
-        background: compile all but the first buckets while serving.
-        compilation_cache_dir: XLA's persistent cache; None takes `LLMJAX_CACHE`/xla.
+        background: be ready once the first step programs are compiled, and compile the
+            others beside the traffic; otherwise be ready once all are compiled.
+        compilation_cache_dir: XLA's persistent cache; by default `LLMJAX_CACHE`/xla.
     """
 
     token_buckets: tuple[int, ...] | None = None
@@ -145,6 +159,7 @@ class CompileConfig:
     compilation_cache_dir: str | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name in ("token_buckets", "seq_buckets", "page_buckets"):
             values = getattr(self, name)
             ok = values is None or (values and min(values) >= 1 and len(set(values)) == len(values))
@@ -175,6 +190,7 @@ class EngineConfig:
     max_logprobs: int = 20
 
     def __post_init__(self) -> None:
+        check_types(self)
         _require(
             0 <= self.max_logprobs <= 1000,
             f"max_logprobs is {self.max_logprobs}, allowed: 0 to 1000",

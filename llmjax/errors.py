@@ -1,6 +1,6 @@
 """Every error a user of llmjax can meet, as one typed tree.
 
-The server maps `InvalidRequestError` to HTTP 400, `QueueFullError` to 429 and
+The server maps `InvalidRequestError` to HTTP 400, `QueueFullError` to 429, `ShutdownError` and
 `EngineDeadError` to 503. Each message says what was wrong and what is allowed.
 """
 
@@ -41,7 +41,11 @@ class QueueFullError(LlmjaxError):
 
 
 class EngineDeadError(LlmjaxError):
-    """The engine loop stopped on an error (the `__cause__`) or was shut down."""
+    """The engine stopped on an error (the `__cause__`), or makes no progress."""
+
+
+class ShutdownError(LlmjaxError):
+    """The engine was shut down on purpose, or is about to be: nothing more is served."""
 
 
 class UnexpectedCompileError(LlmjaxError, RuntimeError):

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import signal
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from numbers import Integral
+from typing import Any, Self
 
 import jax.numpy as jnp
 from flax import nnx
 from tqdm.auto import tqdm
 
+from .checks import shown
 from .config import EngineConfig
 from .engine.engine import Engine
 from .engine.outputs import OutputProcessor
-from .errors import InvalidRequestError
+from .errors import InvalidRequestError, ShutdownError
 from .models import Decoder, ForwardOutput
 from .request import Request, RequestOutput, SamplingParams
 from .tokenizer import Tokenizer
@@ -25,9 +28,13 @@ from .tokenizer import Tokenizer
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
 
+_PROMPT = "a string, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}"
+
 
 class LLM:
     """A loaded model that generates, chats, streams, and shows its inside.
+
+    As a context manager it is closed at the end.
 
     Args:
         model: a catalogue name, a folder, a .gguf file or a hub id.
@@ -45,12 +52,36 @@ class LLM:
 
     def __init__(self, model: str, **options: Any):
         # Offline all prompts are at hand at once: a full queue would only be in the way.
-        self.engine = Engine(EngineConfig.of(model, **{"max_queue_len": None, **options}))
+        config = EngineConfig.of(model, **{"max_queue_len": None, **options})
+        self._engine: Engine | None = Engine(config)
         self._processor = OutputProcessor(self.tokenizer)
         self._ids = itertools.count()
         self._lock = threading.Lock()
         self._news: set[str] = set()
         self._left: deque[str] = deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the model, and stops the compilation of further step programs.
+
+        Whatever is asked of it afterwards raises ShutdownError, but closing it again.
+        """
+        with self._lock:
+            engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+    @property
+    def engine(self) -> Engine:
+        """What runs the requests. Raises ShutdownError once it is closed."""
+        if self._engine is None:
+            raise ShutdownError("this LLM is closed; load the model again to go on")
+        return self._engine
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -87,8 +118,7 @@ class LLM:
         Raises:
             InvalidRequestError: a prompt or its parameters cannot be served; nothing runs.
         """
-        batch: Any = [prompts] if _is_one_prompt(prompts) else prompts
-        return self._run([self._encode(p) for p in batch], params, use_tqdm)
+        return self._run([self._encode(p) for p in _batch(prompts)], params, use_tqdm)
 
     def chat(
         self,
@@ -107,8 +137,8 @@ class LLM:
         Raises:
             ChatTemplateError: the template refused the messages.
         """
-        one = not messages or isinstance(messages[0], Mapping)
-        batch: Any = [messages] if one else messages
+        many = _is_list(messages) and len(messages) > 0 and _is_list(messages[0])
+        batch: Any = messages if many else [messages]
         return self._run([self._encode_chat(m, template) for m in batch], params, use_tqdm)
 
     def stream(
@@ -122,19 +152,22 @@ class LLM:
             template: for a conversation, passed on to the chat template.
 
         Raises:
-            InvalidRequestError: `template` is given with a prompt that takes none.
+            InvalidRequestError: the prompt or its parameters cannot be served, or `template`
+                is given with a prompt that takes none.
         """
-        if not isinstance(prompt, str) and prompt and isinstance(prompt, Sequence):
-            is_chat = isinstance(prompt[0], Mapping)
-        else:
-            is_chat = False
+        is_chat = _is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)  # type: ignore[index]
         if template and not is_chat:
             raise InvalidRequestError(
                 f"{', '.join(template)}: allowed with messages only, not with a prompt",
                 param=next(iter(template)),
             )
         encoded = self._encode_chat(prompt, template) if is_chat else self._encode(prompt)  # type: ignore[arg-type]
-        request = self._add(encoded, params or self.default_params)
+        return self._stream(encoded, self._params(params, 1)[0])
+
+    def _stream(
+        self, encoded: tuple[str | None, list[int]], params: SamplingParams
+    ) -> Iterator[RequestOutput]:
+        request = self._add(encoded, params)
         try:
             finished = False
             while not finished:
@@ -158,22 +191,23 @@ class LLM:
         `llm.forward(inputs_embeds=x)` by `jax.grad`.
 
         Raises:
-            InvalidRequestError: no tokens, or an id outside the vocabulary.
+            InvalidRequestError: no tokens, or an id outside the vocabulary; or embeddings of
+                another shape.
         """
-        tokens = None
+        config = self.engine.model.config
+        if inputs_embeds is None:
+            allowed = f"one or more token ids from 0 to {config.vocab_size - 1}"
+            ids = _token_ids(token_ids, "token_ids", allowed)
+            if not ids or min(ids) < 0 or max(ids) >= config.vocab_size:
+                raise _refused("token_ids", token_ids, allowed)
+            return self.model(jnp.asarray(ids, jnp.int32), attentions=attentions)
         if token_ids is not None:
-            ids = [int(i) for i in token_ids]
-            vocab = self.engine.model.config.vocab_size
-            if not ids or min(ids) < 0 or max(ids) >= vocab:
-                raise InvalidRequestError(
-                    f"token_ids must be one or more ids from 0 to {vocab - 1}", param="token_ids"
-                )
-            tokens = jnp.asarray(ids, jnp.int32)
-        return self.model(tokens, inputs_embeds=inputs_embeds, attentions=attentions)
-
-    def close(self) -> None:
-        """Stops what goes on behind: the compilation of further step programs."""
-        self.engine.close()
+            raise _refused("token_ids", token_ids, "None where inputs_embeds is given")
+        shape: Any = getattr(inputs_embeds, "shape", ())
+        if len(shape) != 2 or not shape[0] or shape[1] != config.hidden_size:
+            allowed = f"an array of shape [T, {config.hidden_size}]"
+            raise _refused("inputs_embeds", inputs_embeds, allowed)
+        return self.model(inputs_embeds=inputs_embeds, attentions=attentions)
 
     def _run(
         self,
@@ -181,19 +215,29 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        if params is None or isinstance(params, SamplingParams):
-            params = [params or self.default_params] * len(encoded)
-        if len(params) != len(encoded):
-            raise InvalidRequestError(
-                f"{len(encoded)} prompts came with {len(params)} params", param="params"
-            )
+        each = self._params(params, len(encoded))
         ids: list[str] = []
         try:
-            for prompt, p in zip(encoded, params, strict=True):
+            for prompt, p in zip(encoded, each, strict=True):
                 ids.append(self._add(prompt, p).id)
             return self._collect(ids, use_tqdm and len(ids) > 1)
         finally:
             self._forget(ids)
+
+    def _params(self, params: Any, count: int) -> Sequence[SamplingParams]:
+        """One for each of `count` prompts."""
+        if params is None:
+            return [self.default_params] * count
+        if isinstance(params, SamplingParams):
+            return [params] * count
+        if not _is_list(params) or not all(isinstance(p, SamplingParams) for p in params):
+            raise _refused("params", params, "SamplingParams, a list of them, or None")
+        if len(params) != count:
+            raise InvalidRequestError(
+                f"{count} prompts came with {len(params)} params, allowed: one, or one for each",
+                param="params",
+            )
+        return params
 
     def _collect(self, ids: list[str], show: bool) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
@@ -253,29 +297,32 @@ class LLM:
 
     def _end_left(self) -> None:
         """Also takes in a step that was dispatched ahead of the end."""
+        engine = self._engine
+        if engine is None:
+            return
         while self._left:
             request_id = self._left.popleft()
-            self.engine.abort(request_id)
+            engine.abort(request_id)
             self._processor.remove(request_id)
             self._news.discard(request_id)
-        stats = self.engine.stats
-        while self.engine.has_work and not (stats().num_running or stats().num_waiting):
+        stats = engine.stats
+        while engine.has_work and not (stats().num_running or stats().num_waiting):
             with _interrupts_later():
-                self.engine.step()
+                engine.step()
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
             unknown = prompt.keys() - {"prompt", "prompt_token_ids"}
             if unknown or len(prompt) != 1:
                 raise InvalidRequestError(
-                    f"a prompt mapping has the keys {sorted(prompt)}, allowed: either prompt or "
-                    "prompt_token_ids",
+                    f"a prompt mapping has the keys {shown(list(prompt))}, allowed: either prompt "
+                    "or prompt_token_ids",
                     param="prompt",
                 )
             prompt = next(iter(prompt.values()))
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt)
-        return None, [int(i) for i in prompt]
+        return None, _token_ids(prompt, "prompt", _PROMPT)
 
     def _encode_chat(self, messages: Messages, template: dict) -> tuple[str | None, list[int]]:
         return None, self.tokenizer.encode_chat(messages, **template)
@@ -298,7 +345,31 @@ def _interrupts_later() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-def _is_one_prompt(prompts: Any) -> bool:
+def _refused(param: str, value: object, allowed: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{param} is {shown(value)}, allowed: {allowed}", param=param)
+
+
+def _is_list(value: Any) -> bool:
+    """A list, a tuple, an array: what has items by number and is no text."""
+    if isinstance(value, Sequence):
+        return not isinstance(value, str | bytes)
+    return getattr(value, "ndim", 0) > 0
+
+
+def _batch(prompts: Any) -> Sequence[Prompt]:
+    """One prompt or several, as several."""
     if isinstance(prompts, str | Mapping):
-        return True
-    return len(prompts) > 0 and all(isinstance(i, int) for i in prompts)
+        return [prompts]
+    if not _is_list(prompts):
+        raise _refused("prompts", prompts, f"{_PROMPT}; or a list of these")
+    are_ids = len(prompts) > 0 and all(isinstance(i, Integral) for i in prompts)
+    return [prompts] if are_ids or getattr(prompts, "ndim", 0) == 1 else prompts
+
+
+def _token_ids(values: Any, param: str, allowed: str) -> list[int]:
+    if _is_list(values):
+        try:
+            return [operator.index(i) for i in values]
+        except TypeError:
+            pass
+    raise _refused(param, values, allowed)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import NamedTuple
 
+from .checks import shown, type_errors
 from .errors import InvalidRequestError
 
 MAX_STOPS = 64
@@ -18,17 +19,33 @@ MAX_LOGIT_BIAS = 512
 
 def _check(ok: bool, param: str, value: object, allowed: str) -> None:
     if not ok:
-        raise InvalidRequestError(f"{param} is {value!r}, allowed: {allowed}", param=param)
+        raise InvalidRequestError(f"{param} is {shown(value)}, allowed: {allowed}", param=param)
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def longest(
+    prompt_len: int, max_tokens: int | None, max_model_len: int, *, param: str = "prompt"
+) -> int:
+    """Tokens, prompt and output, at which a sequence ends with "length".
 
+    Args:
+        max_tokens: None runs to the end of the context.
+        param: what the prompt is called in the request at hand.
 
-def _is_real(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) <= MAX_FLOAT
+    Raises:
+        InvalidRequestError: the prompt is empty, or what is asked for does not fit.
+    """
+    if not prompt_len:
+        raise InvalidRequestError(f"empty prompt: {param} has no tokens", param=param)
+    asked = max_tokens or 1
+    if prompt_len + asked <= max_model_len:
+        return max_model_len if max_tokens is None else prompt_len + asked
+    least = "" if max_tokens else "at least "
+    raise InvalidRequestError(
+        f"the prompt has {prompt_len} tokens and {least}{asked} are asked for, together "
+        f"{prompt_len + asked}; the context holds {max_model_len} (max_model_len)",
+        param=param if prompt_len >= max_model_len else "max_tokens",
+        code="context_length_exceeded",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +58,7 @@ class SamplingParams:
         top_k: 0 or -1 keeps all tokens.
         min_p: least probability kept, as a share of the most likely token's.
         seed: makes the request repeatable, whatever else runs; choice i uses seed + i.
-        max_tokens: None runs to the end of the context.
+        max_tokens: most to generate; none runs to the end of the context.
         min_tokens: end-of-sequence and stop tokens are held back until then.
         logprobs: log-probabilities of the chosen and of this many most likely tokens, of
             the model's own distribution (before penalties, temperature and truncation).
@@ -51,7 +68,7 @@ class SamplingParams:
             `include_stop_str_in_output`.
 
     Raises:
-        InvalidRequestError: a value is out of range; names the field.
+        InvalidRequestError: a value is of the wrong type or out of range; names the field.
     """
 
     n: int = 1
@@ -76,6 +93,8 @@ class SamplingParams:
     detokenize: bool = True
 
     def __post_init__(self) -> None:
+        for name, message in type_errors(self):
+            raise InvalidRequestError(message, param=name)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
@@ -94,23 +113,23 @@ class SamplingParams:
         )
         for name, low, high, allowed in ranges:
             value = getattr(self, name)
-            _check(_is_real(value) and low <= value <= high, name, value, allowed)
+            _check(low <= value <= high, name, value, allowed)
         top_p, penalty = self.top_p, self.repetition_penalty
-        _check(_is_real(top_p) and 0 < top_p <= 1, "top_p", top_p, "above 0 up to 1")
-        ok, allowed = _is_real(penalty) and penalty > 0, f"above 0 up to {MAX_FLOAT:g}"
-        _check(ok, "repetition_penalty", penalty, allowed)
-        integers: tuple[tuple[str, int, int, bool], ...] = (
-            ("n", 1, 64, False),
-            ("top_k", 0, 2**31 - 1, False),
-            ("max_tokens", 1, 2**31 - 1, True),
-            ("min_tokens", 0, 2**31 - 1, False),
-            ("logprobs", 0, 1000, True),
-            ("prompt_logprobs", 0, 1000, True),
-            ("seed", -(2**63), 2**63 - 1, True),
+        _check(0 < top_p <= 1, "top_p", top_p, "above 0 up to 1")
+        allowed = f"above 0 up to {MAX_FLOAT:g}"
+        _check(0 < penalty <= MAX_FLOAT, "repetition_penalty", penalty, allowed)
+        integers: tuple[tuple[str, int, int], ...] = (
+            ("n", 1, 64),
+            ("top_k", 0, 2**31 - 1),
+            ("max_tokens", 1, 2**31 - 1),
+            ("min_tokens", 0, 2**31 - 1),
+            ("logprobs", 0, 1000),
+            ("prompt_logprobs", 0, 1000),
+            ("seed", -(2**63), 2**63 - 1),
         )
-        for name, least, most, optional in integers:
+        for name, least, most in integers:
             value = getattr(self, name)
-            ok = (optional and value is None) or (_is_int(value) and least <= value <= most)
+            ok = value is None or least <= value <= most
             _check(ok, name, value, f"an integer from {least} to {most}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             allowed = f"at most max_tokens ({self.max_tokens})"
@@ -118,12 +137,12 @@ class SamplingParams:
 
     def _check_lists(self) -> None:
         stop, ids, bias = self.stop or (), self.stop_token_ids or (), self.logit_bias or {}
-        ok = len(stop) <= MAX_STOPS and all(isinstance(s, str) and s for s in stop)
+        ok = len(stop) <= MAX_STOPS and all(stop)
         _check(ok, "stop", self.stop, f"up to {MAX_STOPS} non-empty strings")
         _check(self.detokenize or not stop, "stop", self.stop, "none where detokenize is false")
-        ok = len(ids) <= MAX_STOPS and all(_is_int(i) and i >= 0 for i in ids)
+        ok = len(ids) <= MAX_STOPS and all(i >= 0 for i in ids)
         _check(ok, "stop_token_ids", ids, f"up to {MAX_STOPS} token ids")
-        ok = all(_is_int(i) and i >= 0 and _is_real(v) and abs(v) <= 100 for i, v in bias.items())
+        ok = all(i >= 0 and abs(v) <= 100 for i, v in bias.items())
         _check(ok, "logit_bias", bias, "token ids with values from -100 to 100")
         most = MAX_LOGIT_BIAS - 2 * MAX_STOPS
         _check(len(bias) <= most, "logit_bias", f"{len(bias)} entries", f"up to {most} entries")

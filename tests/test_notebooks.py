@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import nbformat
@@ -26,12 +27,25 @@ def test_notebook_runs_and_shows_pictures(name, pictures, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
     notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
     assert shown(notebook) == pictures, "commit notebooks with their outputs"
+    assert not scattered(notebook), "execute notebooks with coalesce_streams before committing"
     for cell in notebook.cells:
         cell.pop("outputs", None)
         if cell.cell_type == "code":
             cell.outputs = []
-    NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
+    client = NotebookClient(notebook, timeout=600, kernel_name="python3", coalesce_streams=True)
+    client.execute()
     assert shown(notebook) == pictures
+    assert not scattered(notebook)
+
+
+def scattered(notebook) -> list[str]:
+    """Cells whose text, printed piece by piece, is stored as so many outputs."""
+    return [
+        cell.source
+        for cell in notebook.cells
+        for one, two in pairwise(cell.get("outputs", []))
+        if one.output_type == two.output_type == "stream" and one.name == two.name
+    ]
 
 
 def shown(notebook) -> int:

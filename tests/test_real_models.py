@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from llmjax import LLM, SamplingParams
+from llmjax.catalogue import CatalogueEntry, WheelPart
 from llmjax.checkpoint import CATALOGUE, pull
-from llmjax.checkpoint.catalogue import CatalogueEntry, WheelPart
 from llmjax.errors import DownloadError
 
 DATA = Path(__file__).parent / "oracles" / "data"

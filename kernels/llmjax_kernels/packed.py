@@ -12,16 +12,19 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from os import cpu_count
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, UInt8
 
+from .host_memory import empty
 from .native import library
 
 TILE = 16
+BLOCK_WEIGHTS = 1 << 18
+"""Weights packed at a time, so that they stay in a core's cache."""
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
@@ -148,33 +151,47 @@ class PackedWeight:
         return jax.lax.bitcast_convert_type(data, jnp.float16).astype(jnp.float32)
 
 
+class Rows(Protocol):
+    """A matrix by slices of rows: an array, or what reads them as they are asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice, /) -> np.ndarray: ...
+
+
 def packs_gguf(type_name: str, K: int) -> bool:
     """Whether a GGUF tensor of this type can stay quantised."""
     return type_name in GGUF_FORMATS and K % 32 == 0
 
 
-def pack_gguf(type_name: str, rows: UInt8[np.ndarray, "N row_bytes"], K: int) -> PackedWeight:
-    """Repacks a GGUF tensor's rows without changing a code; scales are rounded to float16."""
+def pack_gguf(type_name: str, rows: Rows, K: int) -> PackedWeight:
+    """Repacks a GGUF tensor's rows without changing a code; scales are rounded to float16.
+
+    Goes over the rows twice.
+
+    Args:
+        rows: as stored, uint8 [N, bytes of a row].
+    """
     number, f = GGUF_FORMATS[type_name]
-    rows = np.ascontiguousarray(rows)
-    N, lib = len(rows), library()
-    source = (ctypes.c_int64(number), _pointer(rows), ctypes.c_int64(rows.shape[1]))
+    N, lib, kind = len(rows), library(), ctypes.c_int64(number)
+    step = max(1, BLOCK_WEIGHTS // K // TILE) * TILE
 
-    def greatest(start: int, stop: int) -> float:
-        return lib.llmjax_greatest_scale(
-            *source, *_ints(K, start, min(stop, N)), ctypes.c_bool(f.minima)
-        )
+    def greatest(start: int) -> float:
+        block = np.ascontiguousarray(rows[start : start + step])
+        shape = _ints(block.shape[1], K, 0, len(block))
+        return lib.llmjax_greatest_scale(kind, _pointer(block), *shape, ctypes.c_bool(f.minima))
 
-    largest = max(_in_threads(greatest, N, 4096), default=0.0)
+    largest = max(_in_threads(greatest, range(0, N, step)), default=0.0)
     # The greatest scale comes near float16's largest, to keep the small ones exact.
     exponent = math.frexp(largest)[1] - 14 if largest > 0 else 0
-    out = _empty(N, K, f)
+    out = _empty_tiles(N, K, f)
 
-    def fill(start: int, stop: int) -> None:
-        shape = _ints(N, K, f.code, exponent, start, stop)
-        lib.llmjax_pack_gguf(*source, *shape, _pointer(out))
+    def fill(start: int) -> None:
+        block = np.ascontiguousarray(rows[start : start + step])
+        shape = _ints(block.shape[1], len(block), K, f.code, exponent, 0, -(-len(block) // TILE))
+        lib.llmjax_pack_gguf(kind, _pointer(block), *shape, _pointer(out[start // TILE :]))
 
-    _in_threads(fill, len(out), 64)
+    _in_threads(fill, range(0, N, step))
     return PackedWeight(jnp.asarray(out), (N, K), f, exponent)
 
 
@@ -184,19 +201,15 @@ class FloatPacker:
     def __init__(self, shape: tuple[int, int], dtype: np.dtype):
         self._shape, self._dtype = shape, np.dtype(dtype)
         self._format = FLOAT32 if self._dtype.itemsize == 4 else BFLOAT16
-        self._out = _empty(*shape, self._format)
+        self._out = _empty_tiles(*shape, self._format)
 
     def add(self, start: int, values: Float[np.ndarray, "rows K"]) -> None:
         """Rows from `start` on, a multiple of TILE; so is their number but at the end."""
         values = np.ascontiguousarray(values.astype(self._dtype, copy=False))
         N, K = values.shape
+        shape = _ints(self._dtype.itemsize, N, K, 0, -(-N // TILE))
         tiles = self._out[start // TILE :]
-
-        def fill(first: int, last: int) -> None:
-            shape = _ints(self._dtype.itemsize, N, K, first, last)
-            library().llmjax_pack_float(_pointer(values), *shape, _pointer(tiles))
-
-        _in_threads(fill, -(-N // TILE), 64)
+        library().llmjax_pack_float(_pointer(values), *shape, _pointer(tiles))
 
     def done(self) -> PackedWeight:
         return PackedWeight(jnp.asarray(self._out), self._shape, self._format)
@@ -206,11 +219,8 @@ def _spread(groups: Array, size: int) -> Array:
     return jnp.repeat(groups, size, axis=1)
 
 
-def _empty(N: int, K: int, f: WeightFormat) -> UInt8[np.ndarray, "tiles tile_bytes"]:
-    shape = (-(-N // TILE), f.tile_bytes(K))
-    raw = np.empty(math.prod(shape) + 64, np.uint8)
-    start = -raw.ctypes.data % 64  # so aligned, a CPU device takes it as its own
-    return raw[start : start + math.prod(shape)].reshape(shape)
+def _empty_tiles(N: int, K: int, f: WeightFormat) -> UInt8[np.ndarray, "tiles tile_bytes"]:
+    return empty((-(-N // TILE), f.tile_bytes(K)), np.dtype(np.uint8))
 
 
 def _pointer(array: np.ndarray) -> ctypes.c_void_p:
@@ -221,8 +231,7 @@ def _ints(*values: int) -> list[ctypes.c_int64]:
     return [ctypes.c_int64(v) for v in values]
 
 
-def _in_threads(work: Callable[[int, int], Any], count: int, step: int) -> list[Any]:
-    """work(start, stop) over [0, count) in pieces, on all cores; ctypes lets go of the GIL."""
+def _in_threads(work: Callable[[int], Any], starts: range) -> list[Any]:
+    """On all cores; ctypes lets go of the GIL."""
     with ThreadPoolExecutor(cpu_count()) as threads:
-        starts = range(0, count, step)
-        return list(threads.map(lambda i: work(i, min(i + step, count)), starts))
+        return list(threads.map(work, starts))

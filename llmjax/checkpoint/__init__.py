@@ -1,7 +1,7 @@
 """Models from files: GGUF, safetensors, orbax, the catalogue and the hub."""
 
+from ..catalogue import CATALOGUE
 from .base import Checkpoint, TensorInfo
-from .catalogue import CATALOGUE
 from .conversion import convert
 from .detect import open_checkpoint
 from .load import LoadedModel, load_model

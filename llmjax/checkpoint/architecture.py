@@ -1,63 +1,87 @@
-"""Which decoder a checkpoint is for, and where its parameters come from."""
+"""Which decoder a configuration is for, and which tensor fills which of its parameters."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from ..errors import CheckpointFormatError, UnsupportedModelError
+from ..checks import type_errors
+from ..errors import CheckpointFormatError, LlmjaxError, UnsupportedModelError
 from ..models import FAMILIES
 from ..models.config import DecoderConfig
-from ..models.rope_config import ROPE_TENSORS
 from ..models.weights import WeightTable
-from .base import Checkpoint
-from .orbax_folder import OrbaxCheckpoint
+from .base import TensorInfo
 
 
-def read_architecture(checkpoint: Checkpoint) -> tuple[DecoderConfig, WeightTable | None]:
-    """The decoder that a checkpoint is for, and which tensor fills which parameter.
+def architecture_from_hf(
+    path: Path, config: Mapping[str, Any]
+) -> tuple[DecoderConfig, WeightTable]:
+    """Of a config.json.
 
-    The table is None where tensors bear the names of the parameters.
+    Args:
+        path: where it is, for messages.
 
     Raises:
-        UnsupportedModelError: the architecture, or something its configuration asks for,
-            is not implemented.
-        CheckpointFormatError: the configuration lacks a key.
+        UnsupportedModelError: the architecture, or something it asks for, is not implemented.
+        CheckpointFormatError: it lacks a key, or has a value that makes no model.
     """
-    if isinstance(checkpoint, OrbaxCheckpoint):
-        return checkpoint.decoder_config, None
-    try:
-        if checkpoint.kind == "gguf":
-            return _read_gguf(checkpoint)
-        return _read_hf(checkpoint)
-    except KeyError as error:
-        raise CheckpointFormatError(
-            f"{checkpoint.path}: the model's configuration lacks {error}"
-        ) from error
+    family = hf_family(config, path)
+    with _faults_named(path):
+        return _of_right_types(family.read_config(config)), family.WEIGHTS
 
 
-def _read_hf(checkpoint: Checkpoint) -> tuple[DecoderConfig, WeightTable]:
-    asked = checkpoint.config.get("architectures") or [None]
-    family = _family("ARCHITECTURES", asked[0], checkpoint)
-    config = family.read_config(checkpoint.config)
-    return config, family.weights(config)
+def architecture_from_gguf(
+    path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
+) -> tuple[DecoderConfig, WeightTable]:
+    """Of GGUF metadata, which has the values of `ROPE_TENSORS` under their names; raises alike."""
+    family = _family("GGUF_ARCHITECTURES", metadata.get("general.architecture"), path)
+    with _faults_named(path):
+        return _of_right_types(family.read_gguf_config(metadata, tensors)), family.GGUF_WEIGHTS
 
 
-def _read_gguf(checkpoint: Checkpoint) -> tuple[DecoderConfig, WeightTable]:
-    asked = checkpoint.config.get("general.architecture")
-    family = _family("GGUF_ARCHITECTURES", asked, checkpoint)
-    factors = {
-        name: checkpoint.read(name).tolist() for name in ROPE_TENSORS if name in checkpoint.tensors
-    }
-    config = family.read_gguf_config(checkpoint.config | factors, checkpoint.tensors)
-    return config, family.gguf_weights(config)
+def hf_family(config: Mapping[str, Any], path: Path) -> ModuleType:
+    """The family of a config.json, which is at `path`. Raises UnsupportedModelError."""
+    asked = config.get("architectures")
+    if not isinstance(asked, list) or not asked:
+        kind = f", only model_type {config['model_type']!r}" if "model_type" in config else ""
+        raise UnsupportedModelError(
+            f'{path} names no architecture{kind}; expected "architectures" with one of '
+            f"{_implemented('ARCHITECTURES')}"
+        )
+    return _family("ARCHITECTURES", asked[0], path)
 
 
-def _family(table: str, asked: str | None, checkpoint: Checkpoint) -> ModuleType:
+def _family(table: str, asked: str | None, path: Path) -> ModuleType:
     for family in FAMILIES:
         if asked in getattr(family, table):
             return family
-    known = sorted(name for family in FAMILIES for name in getattr(family, table))
     raise UnsupportedModelError(
-        f"{checkpoint.path}: architecture {asked!r} is not implemented; "
-        f"implemented are {', '.join(known)}"
+        f"{path}: architecture {asked!r} is not implemented; implemented are {_implemented(table)}"
     )
+
+
+def _implemented(table: str) -> str:
+    return ", ".join(sorted(name for family in FAMILIES for name in getattr(family, table)))
+
+
+def _of_right_types(config: DecoderConfig) -> DecoderConfig:
+    for _, message in type_errors(config):
+        raise ValueError(message)
+    return config
+
+
+@contextmanager
+def _faults_named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except LlmjaxError:
+        raise
+    except KeyError as error:
+        raise CheckpointFormatError(f"{path}: the model's configuration lacks {error}") from error
+    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+        raise CheckpointFormatError(
+            f"{path}: the model's configuration has a value that makes no model: {error}"
+        ) from error

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 
 import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from .base import Checkpoint, Part
+from llmjax_kernels.host_memory import empty
 
-_ALIGNMENT = 64
-"""Bytes; a CPU device takes a buffer so aligned as its own instead of copying it."""
+from .base import Checkpoint, Part
 
 _Key = tuple[tuple[int, int], ...]
 
@@ -46,20 +44,17 @@ def _build(
     fill: Callable[[list[Part]], None],
 ) -> jax.Array:
     keys = {_key(i, shape) for i in sharding.addressable_devices_indices_map(shape).values()}
-    parts = {key: Part(tuple(slice(*ends) for ends in key), _empty(key, dtype)) for key in keys}
+    parts = {key: _empty_part(key, dtype) for key in keys}
     fill(list(parts.values()))
     array = jax.make_array_from_callback(shape, sharding, lambda i: parts[_key(i, shape)].out)
     # Until a transfer to an accelerator has ended its buffer stays: one at a time.
     return jax.block_until_ready(array)
 
 
+def _empty_part(key: _Key, dtype: np.dtype) -> Part:
+    out = empty(tuple(stop - start for start, stop in key), dtype)
+    return Part(tuple(slice(*ends) for ends in key), out)
+
+
 def _key(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> _Key:
     return tuple(s.indices(n)[:2] for s, n in zip(index or (), shape, strict=True))
-
-
-def _empty(key: _Key, dtype: np.dtype) -> np.ndarray:
-    shape = [stop - start for start, stop in key]
-    nbytes = prod(shape) * dtype.itemsize
-    raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + nbytes].view(dtype).reshape(shape)

@@ -9,12 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from ..errors import UnsupportedModelError
+from ..models.config import DecoderConfig
+from ..models.weights import WeightTable
+from .text import TextSide, copy_text_files, text_from_folder
 
 FLOAT_TYPES: dict[str, np.dtype] = {
     "F32": np.dtype(np.float32),
@@ -46,13 +49,10 @@ class Checkpoint(ABC):
 
     Attributes:
         path: the file or folder.
-        config: config.json's content, or a GGUF file's metadata.
         tensors: what it holds, by the checkpoint's names.
     """
 
-    kind: ClassVar[str]
     path: Path
-    config: dict[str, Any]
     tensors: Mapping[str, TensorInfo]
 
     @property
@@ -68,12 +68,36 @@ class Checkpoint(ABC):
         """
 
     @abstractmethod
-    def release_rows(self, name: str, start: int, stop: int) -> None:
-        """Drops the pages that `read_rows` touched from this process's memory."""
+    def read_architecture(self) -> tuple[DecoderConfig, WeightTable | None]:
+        """The decoder that this is for, and which tensor fills which of its parameters.
 
-    def quantised_rows(self, name: str) -> np.ndarray | None:
-        """A matrix of a quantised type as it is stored, uint8 [rows, bytes]; else None."""
-        return None
+        The table is None where tensors bear the names of the parameters.
+
+        Raises:
+            UnsupportedModelError: the architecture, or something its configuration asks for,
+                is not implemented.
+            CheckpointFormatError: the configuration lacks a key, or has a value that makes no
+                model.
+        """
+
+    def read_text_side(self) -> TextSide:
+        """The tokenizer and sampling defaults; of a folder, from the files that the hub has.
+
+        Raises:
+            ModelLoadError: the tokenizer is missing, damaged or of an unknown kind.
+        """
+        return text_from_folder(self.path)
+
+    def copy_text_side(self, folder: Path) -> None:
+        """Puts what `read_text_side` reads into a folder that becomes an orbax checkpoint."""
+        copy_text_files(self.path, folder)
+
+    def quantised_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Rows [start:stop] of a matrix as they are stored, uint8 [rows, bytes of a row].
+
+        Of a quantised type, for formats that have some.
+        """
+        raise NotImplementedError
 
     def require_readable(self, names: Iterable[str]) -> None:
         """Raises UnsupportedModelError naming each tensor whose type cannot be read."""
@@ -86,23 +110,18 @@ class Checkpoint(ABC):
             )
 
     def read(self, name: str) -> np.ndarray:
-        """A whole tensor: a view of the mapped file where its type is a float, else a copy."""
+        """A whole tensor, in the dtype that reading its type gives."""
         self.require_readable([name])
         info = self.tensors[name]
         out = np.empty(info.shape, self.readable_types[info.type_name])
         self.read_into(name, [Part(tuple(slice(0, n) for n in info.shape), out)])
         return out
 
-    def release(self, name: str) -> None:
-        """Drops the pages of a whole tensor from this process's memory."""
-        shape = self.tensors[name].shape
-        self.release_rows(name, 0, shape[0] if shape else 1)
-
     def read_into(self, name: str, parts: Sequence[Part]) -> None:
         """Writes pieces of a tensor to their arrays, converting to their dtypes.
 
-        Goes over the tensor once by blocks of rows, on a few threads, so that neither a
-        second copy of it nor its mapped pages stay in memory.
+        Goes over the tensor once by blocks of rows, on a few threads, so that there is no
+        second copy of it in memory.
         """
         rows, step = self.tensors[name].shape[0], self.block_rows(name)
 
@@ -116,14 +135,12 @@ class Checkpoint(ABC):
                     block = self.read_rows(name, first, last) if block is None else block
                     piece = block[(slice(low - first, high - first), *where[1:])]
                     out[low - start : high - start] = piece
-            if block is not None:
-                self.release_rows(name, first, last)
 
         firsts = range(0, rows, step)
         if len(firsts) == 1:
             convert(0)
         else:
-            list(_workers().map(convert, firsts))
+            list(workers().map(convert, firsts))
 
     def block_rows(self, name: str) -> int:
         """Rows to convert at a time."""
@@ -131,6 +148,7 @@ class Checkpoint(ABC):
 
 
 @functools.cache
-def _workers() -> ThreadPoolExecutor:
+def workers() -> ThreadPoolExecutor:
+    """The threads that load."""
     # numpy holds the interpreter lock between its calls: more threads gain little.
     return ThreadPoolExecutor(min(8, os.cpu_count() or 1), "llmjax-load")

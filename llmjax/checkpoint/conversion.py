@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -14,14 +13,8 @@ from jax.sharding import SingleDeviceSharding
 
 from ..config import DTYPES
 from ..errors import ConfigError
-from .architecture import read_architecture
-from .base import Checkpoint
 from .detect import open_checkpoint
-from .gguf_file import GGUFCheckpoint
 from .load import load_weights, own_dtype
-from .orbax_folder import METADATA, write_orbax
-
-_TEXT_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "additional_chat_templates/*")
 
 
 def convert(
@@ -39,31 +32,40 @@ def convert(
         `dst`.
 
     Raises:
-        ConfigError: `dst` exists already.
+        ConfigError: `dst` exists already or cannot be written.
         ModelLoadError: `src` cannot be loaded.
     """
+    from .orbax_folder import write_orbax  # slow to import, as `open_checkpoint` says
+
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is {dtype!r}, allowed: {', '.join(DTYPES)}")
     src, dst = Path(src).expanduser(), Path(dst).expanduser()
     if dst.exists():
         raise ConfigError(f"{dst} exists already; remove it or choose another name")
     checkpoint = open_checkpoint(src)
-    config, table = read_architecture(checkpoint)
+    config, table = checkpoint.read_architecture()
     own = own_dtype(checkpoint, table) or jnp.dtype(jnp.float32)
     chosen = own if dtype == "auto" else jnp.dtype(dtype)
     host = SingleDeviceSharding(_host_device())
-    _, state = load_weights(
-        checkpoint, config, table, chosen, lambda path, shape: host, progress=progress
-    )
-    arrays = {".".join(map(str, keys)): leaf[...] for keys, leaf in nnx.to_flat_state(state)}
-    dst.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{dst.name}.", dir=dst.parent) as scratch:
+    with _scratch_beside(dst) as scratch:
+        _, state = load_weights(
+            checkpoint, config, table, chosen, lambda path, shape: host, progress=progress
+        )
+        arrays = {".".join(map(str, keys)): leaf[...] for keys, leaf in nnx.to_flat_state(state)}
         folder = Path(scratch) / dst.name
         folder.mkdir()
         write_orbax(folder, config, arrays)
-        _copy_text_side(checkpoint, folder)
+        checkpoint.copy_text_side(folder)
         os.rename(folder, dst)
     return dst
+
+
+def _scratch_beside(dst: Path) -> tempfile.TemporaryDirectory[str]:
+    try:
+        dst.parent.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(prefix=f".{dst.name}.", dir=dst.parent)
+    except OSError as error:
+        raise ConfigError(f"cannot write {dst}: {error}") from error
 
 
 def _host_device() -> jax.Device:
@@ -71,15 +73,3 @@ def _host_device() -> jax.Device:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # JAX_PLATFORMS may leave the host out
         return jax.local_devices()[0]
-
-
-def _copy_text_side(checkpoint: Checkpoint, folder: Path) -> None:
-    if isinstance(checkpoint, GGUFCheckpoint):
-        checkpoint.write_metadata(folder / METADATA)
-        return
-    for pattern in (*_TEXT_FILES, METADATA):
-        for file in checkpoint.path.glob(pattern):
-            target = folder / file.relative_to(checkpoint.path)
-            if not file.name.endswith(".index.json") and not target.exists():
-                target.parent.mkdir(exist_ok=True)
-                shutil.copyfile(file, target)

@@ -1,4 +1,4 @@
-"""GGUF checkpoints: one file or a split set, memory-mapped, dequantised by blocks."""
+"""GGUF checkpoints: one file or a split set, dequantised by blocks."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGUF_VERSION, GGMLQuantizationType
 
 from ..errors import CheckpointFormatError
+from ..models.config import DecoderConfig
+from ..models.rope_config import ROPE_TENSORS
+from ..models.weights import WeightTable
+from .architecture import architecture_from_gguf
 from .base import FLOAT_TYPES
-from .gguf_header import Header, parse_header
-from .mapped_file import MappedCheckpoint, MappedFile, StoredTensor
+from .data_file import DataFile, FileCheckpoint, StoredTensor
+from .gguf_header import Header, Metadata, parse_header
+from .text import METADATA, TextSide, text_from_gguf
 
 _SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
@@ -45,24 +49,25 @@ def split_parts(path: Path) -> list[Path]:
     return [path.with_name(f"{stem}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
 
 
-def gguf_metadata(path: Path) -> dict[str, Any]:
-    """The metadata of one GGUF file as plain Python values."""
-    return parse_header(MappedFile(path, "a GGUF file")).metadata
+def gguf_metadata(path: Path) -> Metadata:
+    """The metadata of one GGUF file."""
+    return parse_header(DataFile(path, "a GGUF file")).metadata
 
 
-class GGUFCheckpoint(MappedCheckpoint):
-    """A GGUF model. `config` is its metadata as plain Python values.
+class GGUFCheckpoint(FileCheckpoint):
+    """A GGUF model.
 
     Args:
         path: the file, or any part of a split set.
+
+    Attributes:
+        config: the metadata.
 
     Raises:
         ModelNotFoundError: the file does not exist.
         CheckpointFormatError: not a readable GGUF file, truncated, or a part is missing.
         UnsupportedModelError: a tensor's type is not known at all.
     """
-
-    kind = "gguf"
 
     def __init__(self, path: Path):
         self.path = path
@@ -72,7 +77,7 @@ class GGUFCheckpoint(MappedCheckpoint):
             raise CheckpointFormatError(
                 f"{path} is one of {len(self.parts)} parts; missing beside it: {', '.join(missing)}"
             )
-        files = [MappedFile(p, "a GGUF file") for p in self.parts]
+        files = [DataFile(p, "a GGUF file") for p in self.parts]
         headers = [parse_header(f) for f in files]
         self._check_split(headers)
         self.config = headers[0].metadata
@@ -107,25 +112,29 @@ class GGUFCheckpoint(MappedCheckpoint):
                 f"{self.path}: the split set has {len(self._stored)} tensors, expected {expected}"
             )
 
-    def write_metadata(self, path: Path) -> None:
+    def read_architecture(self) -> tuple[DecoderConfig, WeightTable]:
+        settings = {
+            key: self.config[key] for key in self.config if not key.startswith("tokenizer.")
+        }
+        for name in self.tensors.keys() & set(ROPE_TENSORS):
+            settings[name] = self.read(name).tolist()
+        return architecture_from_gguf(self.path, settings, self.tensors)
+
+    def read_text_side(self) -> TextSide:
+        return text_from_gguf(self.config)
+
+    def copy_text_side(self, folder: Path) -> None:
         """Writes a GGUF file with this one's metadata, byte for byte, and no tensors."""
         start, end = self._first_header.metadata_range
         head = struct.pack("<4sIQQ", b"GGUF", GGUF_VERSION, 0, self._first_header.metadata_count)
-        path.write_bytes(head + self._first_file.map[start:end])
+        (folder / METADATA).write_bytes(head + self._first_file.read(start, end - start).tobytes())
 
     @property
     def readable_types(self) -> Mapping[str, np.dtype]:
         return readable_types()
 
-    def read(self, name: str) -> np.ndarray:
-        is_float = self.tensors[name].type_name in FLOAT_TYPES
-        return self._view(name) if is_float else super().read(name)
-
-    def quantised_rows(self, name: str) -> np.ndarray | None:
-        shape, kind = self.tensors[name]
-        if len(shape) != 2 or kind in FLOAT_TYPES:
-            return None
-        return self._bytes(name, 0, shape[0]).reshape(shape[0], -1)
+    def quantised_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        return self._bytes(name, start, stop).reshape(stop - start, -1)
 
     def block_rows(self, name: str) -> int:
         # A quantised vector's blocks are not its rows: it is read in one go.
@@ -134,10 +143,9 @@ class GGUFCheckpoint(MappedCheckpoint):
         return shape[0] if one_go else super().block_rows(name)
 
     def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        data, (shape, kind) = self._bytes(name, start, stop), self.tensors[name]
+        shape, kind = self.tensors[name]
         if kind in FLOAT_TYPES:
-            flat = data.view(FLOAT_TYPES[kind])
-        else:
-            # As one row: gguf otherwise works on 16 rows at a time, which is slower.
-            flat = quants.dequantize(data.reshape(1, -1), GGMLQuantizationType[kind])
-        return flat.reshape(stop - start, *shape[1:])
+            return super().read_rows(name, start, stop)
+        # As one row: gguf otherwise works on 16 rows at a time, which is slower.
+        data = self._bytes(name, start, stop).reshape(1, -1)
+        return quants.dequantize(data, GGMLQuantizationType[kind]).reshape(stop - start, *shape[1:])

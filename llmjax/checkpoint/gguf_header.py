@@ -7,7 +7,10 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
+import mmap
 import struct
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -22,7 +25,7 @@ from gguf.constants import (
 
 from ..errors import CheckpointFormatError, UnsupportedModelError
 from .base import TensorInfo
-from .mapped_file import MappedFile, StoredTensor
+from .data_file import DataFile, StoredTensor
 from .sniff import describe
 
 _MAX_DIMS = 4
@@ -42,96 +45,133 @@ _SCALARS = {
 }
 
 
+class Metadata(Mapping[str, Any]):
+    """Keys and values as plain Python values, arrays as lists.
+
+    A value is read when it is asked for, and not kept: a vocabulary's are tens of megabytes.
+
+    Args:
+        spans: the bytes that hold each key's value.
+    """
+
+    def __init__(self, file: DataFile, spans: dict[str, tuple[int, int]]):
+        self._file, self._spans = file, spans
+
+    def __getitem__(self, key: str) -> Any:
+        start, end = self._spans[key]
+        data = self._file.read(start, end - start).tobytes()
+        return _Cursor(self._file, data).value(f"metadata key {key!r}")
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._spans
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._spans)
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+
 @dataclass(frozen=True)
 class Header:
     """Everything before the tensor data.
 
     Attributes:
-        metadata: keys and values as plain Python values, arrays as lists.
-        metadata_range: the bytes that hold them, for copying.
+        metadata_range: the bytes that hold the metadata, for copying.
     """
 
-    metadata: dict[str, Any]
+    metadata: Metadata
     metadata_count: int
     metadata_range: tuple[int, int]
     tensors: dict[str, StoredTensor]
 
 
 class _Cursor:
-    """Reads little-endian values off a mapped file, never beyond its end."""
+    """Reads little-endian values off a file's bytes, never beyond their end."""
 
-    def __init__(self, file: MappedFile):
-        self.file, self.position = file, 0
+    def __init__(self, file: DataFile, data: bytes | mmap.mmap):
+        self.file, self.data, self.position = file, data, 0
 
     def advance(self, nbytes: int, what: str) -> int:
         start, self.position = self.position, self.position + nbytes
-        if self.position > self.file.size:
+        if self.position > len(self.data):
             raise self.file.truncated(f"{what} reaches to byte {self.position:,}")
         return start
 
     def scalar(self, code: str, what: str) -> Any:
         start = self.advance(struct.calcsize(code), what)
-        return struct.unpack_from(code, self.file.map, start)[0]
+        return struct.unpack_from(code, self.data, start)[0]
 
     def string(self, what: str) -> str:
         length = self.scalar("<Q", what)
         start = self.advance(length, what)
-        return self.file.map[start : start + length].decode("utf-8", errors="replace")
+        return self.data[start : start + length].decode("utf-8", "replace")
 
-    def strings(self, count: int, what: str) -> list[str]:
-        data, size, position = self.file.map, self.file.size, self.position
+    def strings(self, count: int, what: str) -> Iterator[slice]:
+        """Where each of the strings that begin here lies."""
+        data, size, position = self.data, len(self.data), self.position
         length_at = struct.Struct("<Q").unpack_from
-        found = []
         for _ in range(count):
             start = position + 8
             position = start + length_at(data, position)[0] if start <= size else start
             if position > size:
                 raise self.file.truncated(f"{what} reaches to byte {position:,}")
-            found.append(data[start:position].decode("utf-8", errors="replace"))
+            yield slice(start, position)
         self.position = position
-        return found
 
-    def array(self, what: str) -> list[Any]:
-        item = _value_type(self.file, self.scalar("<I", what), what)
-        count = self.scalar("<Q", what)
-        if item is GGUFValueType.STRING:
-            if count * 8 > self.file.size - self.position:
-                raise self.file.truncated(f"{what} has {count:,} strings")
-            return self.strings(count, what)
+    def value_type(self, what: str) -> GGUFValueType:
+        code = self.scalar("<I", what)
+        try:
+            return GGUFValueType(code)
+        except ValueError:
+            raise CheckpointFormatError(
+                f"{self.file.path} is damaged: {what} has the value type {code}, known are 0 to 12"
+            ) from None
+
+    def array_type(self, what: str) -> tuple[GGUFValueType, int]:
+        """The type and number of an array's items."""
+        item, count = self.value_type(what), self.scalar("<Q", what)
         if item is GGUFValueType.ARRAY:
             raise CheckpointFormatError(f"{self.file.path}: {what} is an array of arrays")
-        dtype = np.dtype(_SCALARS[item])
-        start = self.advance(count * dtype.itemsize, what)
-        return np.frombuffer(self.file.map, dtype, count, start).tolist()
+        return item, count
 
     def value(self, what: str) -> Any:
-        kind = _value_type(self.file, self.scalar("<I", what), what)
+        kind = self.value_type(what)
         if kind is GGUFValueType.STRING:
             return self.string(what)
+        if kind is not GGUFValueType.ARRAY:
+            return self.scalar(_SCALARS[kind], what)
+        item, count = self.array_type(what)
+        if item is GGUFValueType.STRING:
+            spans = self.strings(count, what)
+            return [self.data[span].decode("utf-8", "replace") for span in spans]
+        return np.frombuffer(self.data, _SCALARS[item], count, self.position).tolist()
+
+    def skip_value(self, what: str) -> None:
+        kind, count = self.value_type(what), 1
         if kind is GGUFValueType.ARRAY:
-            return self.array(what)
-        return self.scalar(_SCALARS[kind], what)
+            kind, count = self.array_type(what)
+        if kind is GGUFValueType.STRING:
+            deque(self.strings(count, what), maxlen=0)
+        else:
+            self.advance(count * struct.calcsize(_SCALARS[kind]), what)
 
 
-def _value_type(file: MappedFile, code: int, what: str) -> GGUFValueType:
-    try:
-        return GGUFValueType(code)
-    except ValueError:
-        raise CheckpointFormatError(
-            f"{file.path} is damaged: {what} has the value type {code}, known are 0 to 12"
-        ) from None
-
-
-def parse_header(file: MappedFile) -> Header:
+def parse_header(file: DataFile) -> Header:
     """Reads metadata and tensor descriptions, and checks that all data lies in the file.
 
     Raises:
         CheckpointFormatError: not GGUF, big-endian, version 1, damaged or truncated.
         UnsupportedModelError: a tensor's type is not known at all.
     """
-    if file.map[:4] != b"GGUF":
+    with file.map() as data:
+        return _parse(_Cursor(file, data))
+
+
+def _parse(cursor: _Cursor) -> Header:
+    file = cursor.file
+    if cursor.data[:4] != b"GGUF":
         raise file.wrong_format()
-    cursor = _Cursor(file)
     cursor.advance(4, "the magic")
     if cursor.scalar("<I", "the header") not in _VERSIONS:
         raise CheckpointFormatError(
@@ -141,11 +181,12 @@ def parse_header(file: MappedFile) -> Header:
     tensor_count = cursor.scalar("<Q", "the header")
     metadata_count = cursor.scalar("<Q", "the header")
     start = cursor.position
-    metadata: dict[str, Any] = {}
+    spans: dict[str, tuple[int, int]] = {}
     for _ in range(metadata_count):
-        key = cursor.string("the metadata")
-        metadata[key] = cursor.value(f"metadata key {key!r}")
-    end = cursor.position
+        key, position = cursor.string("the metadata"), cursor.position
+        cursor.skip_value(f"metadata key {key!r}")
+        spans[key] = (position, cursor.position)
+    metadata, end = Metadata(file, spans), cursor.position
     described = [_describe_tensor(cursor) for _ in range(tensor_count)]
     alignment = metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
@@ -172,7 +213,7 @@ def _describe_tensor(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _locate(
-    file: MappedFile, name: str, shape: tuple[int, ...], code: int, offset: int
+    file: DataFile, name: str, shape: tuple[int, ...], code: int, offset: int
 ) -> StoredTensor:
     try:
         kind = GGMLQuantizationType(code)

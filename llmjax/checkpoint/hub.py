@@ -21,8 +21,8 @@ from huggingface_hub.errors import (
 )
 from tqdm.auto import tqdm
 
+from ..catalogue import CatalogueEntry
 from ..errors import DownloadError, ModelNotFoundError
-from .catalogue import CatalogueEntry
 from .gguf_file import split_parts
 from .wheels import check_sha256
 

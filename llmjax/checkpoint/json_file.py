@@ -19,10 +19,15 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     if not path.exists():
         raise ModelNotFoundError(f"{path} does not exist")
+    why = ""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+    except json.JSONDecodeError as error:
+        content, why = None, f" ({error})"
+    except (OSError, ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        raise CheckpointFormatError(f"{path} is not a JSON object: it looks like {describe(path)}")
+        raise CheckpointFormatError(
+            f"{path} is not a JSON object{why}: it looks like {describe(path)}"
+        )
     return content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +25,11 @@ from ..models.config import DecoderConfig
 from ..models.weights import WeightTable
 from ..parallel.rules import parameter_sharding
 from ..tokenizer import Tokenizer
-from .architecture import read_architecture
 from .arrays import array_from_tensor, array_from_values
 from .base import FLOAT_TYPES, Checkpoint
 from .detect import open_checkpoint
 from .packing import pack_tensor
 from .plan import Use, plan_weights
-from .text import read_text_side
 
 ShardingOf = Callable[[str, tuple[int, ...]], Sharding]
 """A parameter's layout, by its path and shape."""
@@ -78,6 +77,7 @@ def load_model(
     *,
     dtype: str = "auto",
     mesh: Mesh | None = None,
+    check: Callable[[DecoderConfig], None] | None = None,
     page_size: int | None = None,
     progress: bool = True,
 ) -> LoadedModel:
@@ -90,6 +90,7 @@ def load_model(
         mesh: lays parameters out by `llmjax.parallel.rules`; None takes the first device.
         page_size: of the KV pages that a step will use; the native CPU kernels serve where
             they know it and the model's shape. None leaves weights as plain arrays.
+        check: sees what the model is before its weights are read, and may refuse it.
         progress: show a progress bar on stderr.
 
     Raises:
@@ -100,8 +101,11 @@ def load_model(
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is {dtype!r}, allowed: {', '.join(DTYPES)}")
     checkpoint = open_checkpoint(path)
-    config, table = read_architecture(checkpoint)
-    text = read_text_side(checkpoint)
+    config, table = checkpoint.read_architecture()
+    if check is not None:
+        check(config)
+    text = checkpoint.read_text_side()
+    _give_back_freed_memory()
     native = page_size is not None and _runs_native(config, dtype, mesh, page_size)
     if native:
         chosen = jnp.dtype(jnp.float32)
@@ -130,6 +134,13 @@ def load_model(
         tokenizer=text.tokenizer,
         generation_defaults=text.generation_defaults,
     )
+
+
+def _give_back_freed_memory() -> None:
+    """To the system, before weights need it: building a large tokenizer leaves 40 MB behind."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's own
+    if trim:
+        trim(0)
 
 
 def _runs_native(config: DecoderConfig, dtype: str, mesh: Mesh | None, page_size: int) -> bool:
@@ -212,5 +223,4 @@ def _fill(
     for path, transform in uses:
         values = stored if transform is None else transform(stored, config)
         filled[path] = array_from_values(values, wanted[path].dtype, wanted[path].sharding)
-    checkpoint.release(name)
     return filled

@@ -24,9 +24,12 @@ import tensorstore as ts
 from ..errors import CheckpointFormatError
 from ..models.config import DecoderConfig, RopeConfig
 from .base import FLOAT_TYPES, Checkpoint, TensorInfo
+from .detect import MARKER
+from .gguf_file import gguf_metadata
 from .json_file import read_json
+from .text import METADATA, TextSide, text_from_gguf
 
-MARKER, WEIGHTS, METADATA = "llmjax.json", "weights", "metadata.gguf"
+WEIGHTS = "weights"
 VERSION = 1
 _CHUNK_BYTES, _LEAST_CHUNK_BYTES = 4 << 20, 1 << 20
 _TYPE_NAMES = {dtype: name for name, dtype in FLOAT_TYPES.items()}
@@ -35,27 +38,29 @@ _TYPE_NAMES = {dtype: name for name, dtype in FLOAT_TYPES.items()}
 class OrbaxCheckpoint(Checkpoint):
     """A folder that `llmjax convert` wrote.
 
-    Attributes:
-        config: llmjax.json's content.
-        decoder_config: the configuration that the parameters are for.
-
     Raises:
         CheckpointFormatError: a file is missing, damaged or of another format version.
     """
 
-    kind = "orbax"
-
     def __init__(self, path: Path):
         self.path = path
-        self.config = read_json(path / MARKER)
-        if self.config.get("version") != VERSION:
+        content = read_json(path / MARKER)
+        if content.get("version") != VERSION:
             raise CheckpointFormatError(
-                f"{path} was written by another llmjax (format {self.config.get('version')!r}, "
+                f"{path} was written by another llmjax (format {content.get('version')!r}, "
                 f"this one reads {VERSION}); convert the model again"
             )
-        self.decoder_config = _config_from_json(self.config["decoder"])
+        self._config = _config_from_json(content["decoder"])
         self.tensors = _describe(path / WEIGHTS)
         self._context = ts.Context()
+
+    def read_architecture(self) -> tuple[DecoderConfig, None]:
+        return self._config, None
+
+    def read_text_side(self) -> TextSide:
+        if (self.path / METADATA).exists():
+            return text_from_gguf(gguf_metadata(self.path / METADATA))
+        return super().read_text_side()
 
     @property
     def readable_types(self) -> Mapping[str, np.dtype]:
@@ -75,9 +80,6 @@ class OrbaxCheckpoint(Checkpoint):
 
     def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
         return self._open(name)[start:stop].read().result()
-
-    def release_rows(self, name: str, start: int, stop: int) -> None:
-        """Nothing is mapped."""
 
 
 def _handler() -> ocp.PyTreeCheckpointHandler:

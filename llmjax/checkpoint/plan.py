@@ -56,12 +56,7 @@ def plan_weights(
         WeightMismatchError: tensors are missing, unknown or of the wrong shape; names all.
         UnsupportedModelError: a needed tensor's type cannot be read.
     """
-    if table is None:
-        table = {path: Source(path) for path in parameters}
-    sources = _expand(table, config.num_layers)
-    if sources.keys() != parameters.keys():
-        differing = sorted(sources.keys() ^ parameters.keys())
-        raise ValueError(f"the table of {config.architecture} and its decoder differ: {differing}")
+    sources = {path: _source(table, path) for path in parameters}
     plan: Plan = defaultdict(list)
     for path, source in sources.items():
         plan[source.name].append(Use(path, source.transform))
@@ -74,13 +69,14 @@ def plan_weights(
     return plan
 
 
-def _expand(table: WeightTable, num_layers: int) -> dict[str, Source]:
-    sources = {}
-    for path, source in table.items():
-        for i in range(num_layers) if "{i}" in path else (0,):
-            name = source.name.replace("{i}", str(i))
-            sources[path.replace("{i}", str(i))] = Source(name, source.transform)
-    return sources
+def _source(table: WeightTable | None, path: str) -> Source:
+    if table is None:
+        return Source(path)
+    layer = re.match(r"layers\.(\d+)\.", path)
+    if layer is None:
+        return table[path]
+    source = table[f"layers.{{i}}.{path[layer.end() :]}"]
+    return Source(source.name.replace("{i}", layer[1]), source.transform)
 
 
 def _unexpected(
@@ -120,8 +116,6 @@ def _equal(checkpoint: Checkpoint, one: str, other: str) -> bool:
         block = checkpoint.read_rows(one, start, stop)
         if not np.array_equal(block, checkpoint.read_rows(other, start, stop)):
             return False
-        for name in (one, other):
-            checkpoint.release_rows(name, start, stop)
     return True
 
 

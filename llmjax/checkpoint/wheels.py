@@ -16,8 +16,8 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
+from ..catalogue import CatalogueEntry, WheelPart
 from ..errors import DownloadError
-from .catalogue import CatalogueEntry, WheelPart
 
 log = logging.getLogger(__name__)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
 import time
@@ -11,7 +12,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..config import EngineConfig
-from ..errors import EngineDeadError, LlmjaxError
+from ..errors import EngineDeadError, LlmjaxError, ShutdownError
 from ..metrics import Metrics
 from ..request import Request, RequestOutput, SamplingParams, SequenceDelta
 from ..tokenizer import Tokenizer
@@ -21,13 +22,19 @@ from .outputs import OutputProcessor
 log = logging.getLogger(__name__)
 
 STALL_SECONDS = 300.0
-"""A step that takes longer than this counts as a loop that makes no progress."""
+"""Work that no step has come out of for so long counts as an engine that makes no progress."""
 
 
 @dataclass(eq=False)
 class _Stream:
-    """One request's way back to its coroutine; `ready` is set when there is news."""
+    """One request's way back to its coroutine; `ready` is set when there is news.
 
+    Attributes:
+        name: what the caller calls the request. The engine knows it by an id of its own, which
+            no other request has, not even one of that name that is on its way out.
+    """
+
+    name: str
     request: Request
     prompt: str | None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -46,6 +53,7 @@ class AsyncEngine:
         self.config = config
         self._processor = OutputProcessor(self.engine.model.tokenizer)
         self._processor_lock = threading.Lock()
+        self._ids = map(str, itertools.count())
         self._streams: dict[str, _Stream] = {}
         self._inbox: deque[_Stream | str] = deque()
         self._wake = threading.Condition()
@@ -53,7 +61,7 @@ class AsyncEngine:
         self._thread = threading.Thread(target=self._run, name="llmjax-engine", daemon=True)
         self._stopping = False
         self._draining = False
-        self._error: Exception | None = None
+        self._error: LlmjaxError | None = None
         self._progress = time.monotonic()
 
     @property
@@ -96,20 +104,19 @@ class AsyncEngine:
         Closing the iteration early, or cancelling it, aborts the request.
 
         Args:
-            request_id: one that no other request has had.
+            request_id: the outputs carry it, and `abort` takes it.
 
         Raises:
             InvalidRequestError, QueueFullError: before the first output.
-            EngineDeadError: the engine has stopped, or is shutting down.
+            EngineDeadError: the engine has stopped.
+            ShutdownError: it takes no new requests, or this one was cut off.
         """
         if self._draining:
-            raise EngineDeadError("the server is shutting down")
-        if request_id in self._streams:
-            raise ValueError(f"request id {request_id!r} is in use")
-        eos = self.tokenizer.eos_token_ids
-        stream = _Stream(Request(request_id, prompt_token_ids, params, eos), prompt)
+            raise ShutdownError("the engine is shutting down and takes no new requests")
+        key, eos = next(self._ids), self.tokenizer.eos_token_ids
+        stream = _Stream(request_id, Request(key, prompt_token_ids, params, eos), prompt)
         # Known before health is checked: a loop that dies in between fails it too.
-        self._streams[request_id] = stream
+        self._streams[key] = stream
         finished = True  # nothing to abort before it is sent
         try:
             self.check_health()
@@ -122,37 +129,45 @@ class AsyncEngine:
                     finished = True
                     raise stream.error
                 with self._processor_lock:
-                    output = self._processor.output(request_id, delta=True)
+                    output = self._processor.output(key, delta=True)
+                output.request_id = request_id
                 finished = output.finished
                 if output.outputs:
                     yield output
         finally:
-            del self._streams[request_id]
+            del self._streams[key]
             if not finished:
-                self._send(request_id)
+                self._send(key)
 
     def abort(self, request_id: str) -> None:
         """Ends a request: its iteration gets a last output with finish_reason "abort"."""
-        self._send(request_id)
+        for key, stream in self._streams.items():
+            if stream.name == request_id:
+                self._send(key)
 
-    async def drain(self, timeout: float) -> bool:
+    @property
+    def num_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
+    async def drain(self, timeout: float) -> int:
         """Refuses new requests, waits for the running ones, then stops.
 
         Returns:
-            Whether all had ended within `timeout` seconds; the others are aborted.
+            How many had not ended within `timeout` seconds and are cut off.
         """
         self._draining = True
         deadline = time.monotonic() + timeout
         while self._streams and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
-        done = not self._streams
+        cut_off = len(self._streams)
         self.stop()
-        return done
+        return cut_off
 
     def stop(self) -> None:
         """Ends stepping after the step at hand, without waiting for it.
 
-        Requests still running fail with EngineDeadError.
+        Requests still running fail with ShutdownError.
         """
         with self._wake:
             self._stopping = True
@@ -170,9 +185,14 @@ class AsyncEngine:
         return self._thread.is_alive() and self._error is None
 
     def check_health(self) -> None:
-        """Raises EngineDeadError when the loop has died or makes no progress."""
+        """Raises where no request would be served.
+
+        Raises:
+            EngineDeadError: the loop has died, or there is work and no step gets done.
+            ShutdownError: the engine was stopped.
+        """
         if self._error is not None:
-            raise EngineDeadError(f"the engine stopped: {self._error}") from self._error
+            raise _again(self._error)
         if not self._thread.is_alive():
             raise EngineDeadError("the engine is not running")
         stalled = time.monotonic() - self._progress
@@ -196,15 +216,24 @@ class AsyncEngine:
                     if self._stopping:
                         break
                     inbox, self._inbox = self._inbox, deque()
-                self._progress = time.monotonic()
+                if not self.engine.has_work:
+                    self._progress = time.monotonic()
                 for message in inbox:
                     self._handle(message)
                 if self.engine.has_work:
-                    self._publish(self.engine.step())
-            self._fail_all(EngineDeadError("it was shut down"))
+                    self._step()
+            self._fail_all(ShutdownError("the engine was shut down before the request had ended"))
         except Exception as error:
             log.exception("the engine loop failed")
-            self._fail_all(error)
+            failed = EngineDeadError(f"the engine has stopped: {error}")
+            failed.__cause__ = error
+            self._fail_all(failed)
+
+    def _step(self) -> None:
+        before = self.engine.num_steps
+        self._publish(self.engine.step())
+        if self.engine.num_steps != before:
+            self._progress = time.monotonic()
 
     def _handle(self, message: _Stream | str) -> None:
         if isinstance(message, str):
@@ -244,10 +273,16 @@ class AsyncEngine:
         except RuntimeError:
             log.debug("the event loop is closed; nobody listens any more")
 
-    def _fail_all(self, cause: Exception) -> None:
-        self._error = cause
+    def _fail_all(self, error: LlmjaxError) -> None:
+        self._error = error
         streams = list(self._streams.values())
         for stream in streams:
-            stream.error = EngineDeadError(f"the engine stopped: {cause}")
-            stream.error.__cause__ = cause
+            stream.error = _again(error)
         self._notify([stream.request.id for stream in streams])
+
+
+def _again(error: LlmjaxError) -> LlmjaxError:
+    """An error of its own for each who meets it: raising one adds to its traceback."""
+    copy = type(error)(str(error))
+    copy.__cause__ = error.__cause__
+    return copy

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
+from tqdm.auto import tqdm
 
 from ..checkpoint import cache_dir
 from ..errors import UnexpectedCompileError
@@ -49,7 +50,10 @@ class Programs:
     def start(self, *, background: bool) -> None:
         """Compiles the first buckets, then the rest, behind the caller if `background`."""
         first, rest = self._buckets.compile_order()
-        for bucket in first if background else [*first, *rest]:
+        awaited = first if background else [*first, *rest]
+        # Where each program has a log line, a bar would only run through them.
+        quiet = log.isEnabledFor(logging.INFO)
+        for bucket in tqdm(awaited, "compiling step programs", unit="program", disable=quiet):
             self._compile(bucket)
         _return_free_memory()
         if not background:

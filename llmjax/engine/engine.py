@@ -15,14 +15,17 @@ from llmjax_kernels.native import instruction_set
 
 from ..cache.block_pool import BlockPool
 from ..checkpoint import LoadedModel, load_model, resolve_model
+from ..checks import shown
 from ..config import EngineConfig
-from ..errors import ConfigError, InvalidRequestError
+from ..errors import ChatTemplateError, ConfigError, InvalidRequestError
 from ..metrics import Metrics
+from ..models import DecoderConfig
 from ..parallel.mesh import make_mesh
 from ..request import Request, Sequence, SequenceDelta
+from ..tokenizer import compile_template
 from .buckets import Buckets
 from .compile import enable_persistent_cache
-from .memory import count_pages, page_bytes
+from .memory import count_pages, fit_context, page_bytes
 from .runner import InFlight, Runner
 from .scheduler import Plan, Scheduler
 
@@ -51,6 +54,9 @@ class Engine:
     Args:
         config: what to load and how to run it.
 
+    Attributes:
+        num_steps: steps that have been committed, so far.
+
     Raises:
         ModelLoadError: the model cannot be found or loaded.
         ConfigError: it does not fit the machine, or values contradict each other.
@@ -59,25 +65,27 @@ class Engine:
     def __init__(self, config: EngineConfig):
         enable_persistent_cache(config.compile.compilation_cache_dir)
         self.config = config
+        template = _template_text(config.model.chat_template)
         self.model: LoadedModel = load_model(
             resolve_model(config.model.model),
             dtype=config.model.dtype,
             mesh=make_mesh(),
+            check=self._check_model,
             page_size=config.cache.block_size,
         )
-        if config.model.chat_template is not None:
-            self.model.tokenizer.chat_template = _template_text(config.model.chat_template)
+        if template is not None:
+            self.model.tokenizer.chat_template = template
         self._default_seed = random.Random(config.model.seed)
         self.max_model_len, self.num_pages = self._size_memory()
-        sizes = {"block_size": config.cache.block_size, "max_model_len": self.max_model_len}
-        self.buckets = Buckets(
-            config.scheduler,
-            config.compile,
-            step_tokens=_CPU_STEP_TOKENS if jax.default_backend() == "cpu" else None,
-            **sizes,
-        )
+        self.buckets = self._make_buckets(self.max_model_len)
         self._pool = BlockPool(self.num_pages)
-        self.scheduler = Scheduler(config.scheduler, self.buckets, self._pool, **sizes)
+        self.scheduler = Scheduler(
+            config.scheduler,
+            self.buckets,
+            self._pool,
+            block_size=config.cache.block_size,
+            max_model_len=self.max_model_len,
+        )
         self.runner = Runner(
             config,
             self.model,
@@ -86,6 +94,7 @@ class Engine:
             num_pages=self.num_pages,
         )
         self._in_flight: deque[InFlight] = deque()
+        self.num_steps = 0
         self.metrics = Metrics(config.model.name)
         log.info("step programs:\n%s", self.buckets.table())
 
@@ -114,6 +123,7 @@ class Engine:
             return []
         step = self._in_flight.popleft()
         result = self.runner.collect(step)
+        self.num_steps += 1
         return self.scheduler.commit(
             step.plan, result.token_ids, result.logprobs, result.prompt_logprobs
         )
@@ -169,12 +179,10 @@ class Engine:
                 self.metrics.queue_time.observe(now - chunk.seq.request.arrival_time)
 
     def _check(self, request: Request) -> None:
-        ids, params, limit = request.prompt_token_ids, request.params, self.max_model_len
-        if not ids:
-            raise InvalidRequestError("empty prompt: it has no tokens", param="prompt")
+        params = request.params
         vocab = self.model.config.vocab_size
         named = {
-            "prompt": ids,
+            "prompt": request.prompt_token_ids,
             "stop_token_ids": params.stop_token_ids or (),
             "logit_bias": params.logit_bias or (),
         }
@@ -186,14 +194,6 @@ class Engine:
                     f"{vocab - 1}",
                     param=param,
                 )
-        asked = params.max_tokens or 1
-        if len(ids) + asked > limit:
-            raise InvalidRequestError(
-                f"the prompt has {len(ids)} tokens and {asked} are asked for, together "
-                f"{len(ids) + asked}; the context holds {limit}",
-                param="prompt" if len(ids) >= limit else "max_tokens",
-                code="context_length_exceeded",
-            )
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(params, name)
             if value is not None and value > self.config.max_logprobs:
@@ -202,42 +202,64 @@ class Engine:
                     param=name,
                 )
 
-    def _size_memory(self) -> tuple[int, int]:
-        """Chooses max_model_len and the number of pages."""
-        cache, model = self.config.cache, self.model.config
+    def _check_model(self, model: DecoderConfig) -> None:
+        """Refuses what the model does not allow, before its weights are loaded."""
         asked, own = self.config.model.max_model_len, model.max_position
         if asked is not None and asked > own:
             raise ConfigError(f"max_model_len is {asked}, the model allows up to {own}")
-        length = asked or own
+        # Pages of a sequence are checked later where max_model_len may still be lowered.
+        self._make_buckets(asked or 1)
+        cache, pages = self.config.cache, self.config.cache.num_gpu_blocks_override
+        if pages is not None:
+            fit_context(asked, own, pages, cache, self.config.scheduler)
+
+    def _make_buckets(self, max_model_len: int) -> Buckets:
+        return Buckets(
+            self.config.scheduler,
+            self.config.compile,
+            max_model_len=max_model_len,
+            block_size=self.config.cache.block_size,
+            step_tokens=_CPU_STEP_TOKENS if jax.default_backend() == "cpu" else None,
+        )
+
+    def _size_memory(self) -> tuple[int, int]:
+        """Chooses max_model_len and the number of pages."""
+        cache, scheduler, model = self.config.cache, self.config.scheduler, self.model.config
+        asked, own = self.config.model.max_model_len, model.max_position
         pages = count_pages(
             cache,
-            self.config.scheduler,
+            scheduler,
             model,
-            max_model_len=length,
+            max_model_len=asked or own,
             weight_bytes=sum(x.nbytes for x in jax.tree.leaves(self.model.state)),
             dtype=self.model.kv_dtype,
         )
         size = page_bytes(model, cache.block_size, self.model.kv_dtype)
         log.info("KV pool: %d pages, %.2f GiB", pages, pages * size / 2**30)
-        if pages * cache.block_size < length and cache.num_gpu_blocks_override is None:
-            if asked is not None:
-                raise ConfigError(
-                    f"max_model_len is {asked}, the memory share holds {pages * cache.block_size} "
-                    "tokens; raise gpu_memory_utilization or lower max_model_len"
-                )
-            length = pages * cache.block_size
-            log.warning("max_model_len is lowered from %d to %d, what memory holds", own, length)
+        length = fit_context(asked, own, pages, cache, scheduler)
+        if length < (asked or own):
+            log.warning(
+                "max_model_len is lowered from %d to %d, what the KV pool holds", own, length
+            )
         return length, pages
 
 
-def _template_text(template: str) -> str:
+def _template_text(template: str | None) -> str | None:
     """A chat template given as text, or as the path of a file that holds it."""
+    if template is None:
+        return None
     if "{" in template or "\n" in template:
-        return template
+        text = template
+    else:
+        try:
+            text = Path(template).read_text()
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"chat_template is {shown(template)}, allowed: Jinja text, or a file that can be "
+                f"read ({error})"
+            ) from error
     try:
-        return Path(template).read_text()
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"chat_template is {template!r}, allowed: Jinja text, or a file that can be read "
-            f"({error})"
-        ) from error
+        compile_template(text)
+    except ChatTemplateError as error:
+        raise ConfigError(f"chat_template: {error}") from error
+    return text

@@ -52,6 +52,29 @@ def count_pages(
     return int(pages)
 
 
+def fit_context(
+    asked: int | None, own: int, pages: int, cache: CacheConfig, scheduler: SchedulerConfig
+) -> int:
+    """The most tokens of a sequence that `pages` hold.
+
+    A `max_model_len` that was asked for is kept or refused, as vLLM does. The model's own is
+    lowered to what there is room for, but not below what one sequence brings to one step.
+
+    Raises:
+        ConfigError: the pages do not hold that; carries the numbers.
+    """
+    room = pages * cache.block_size
+    step = min(own, scheduler.prefill_chunk_size, scheduler.max_num_batched_tokens)
+    least, what = (asked, "max_model_len") if asked else (step, "one step of one sequence")
+    if room < least:
+        raise ConfigError(
+            f"the KV pool holds {room} tokens ({pages} x {cache.block_size}), but {what} needs "
+            f"{least} ({-(-least // cache.block_size)} pages); raise num_gpu_blocks_override or "
+            "gpu_memory_utilization, or lower max_model_len"
+        )
+    return min(room, asked or own)
+
+
 def _device_memory(cache: CacheConfig) -> tuple[int, float]:
     """Bytes of memory there are in all, and the share of them to fill.
 

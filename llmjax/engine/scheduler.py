@@ -27,10 +27,10 @@ from itertools import islice
 from ..cache.block_pool import BlockPool
 from ..config import SchedulerConfig
 from ..errors import InvalidRequestError, QueueFullError
-from ..request import FinishReason, Sequence, SequenceDelta, Status, TokenLogprobs
+from ..request import FinishReason, Sequence, SequenceDelta, Status, TokenLogprobs, longest
 from .buckets import Buckets, Piece
 from .plan import Chunk, Plan
-from .stopping import longest, stop_at
+from .stopping import stop_at
 
 MAX_RETRY_AFTER = 60
 
@@ -40,7 +40,8 @@ class Scheduler:
 
     Args:
         block_size: tokens in a page of `pool`.
-        max_model_len: most tokens of a sequence, prompt and output.
+        max_model_len: most tokens of a sequence, prompt and output; `pool` holds as many, or
+            a sequence alone could get stuck.
 
     Attributes:
         num_preemptions: times a sequence was preempted, so far.
@@ -57,6 +58,11 @@ class Scheduler:
         block_size: int,
         max_model_len: int,
     ):
+        if pool.num_blocks * block_size < max_model_len:
+            raise ValueError(
+                f"{pool.num_blocks} pages of {block_size} tokens do not hold max_model_len "
+                f"({max_model_len})"
+            )
         self.config = config
         self.buckets = buckets
         self.pool = pool
@@ -99,9 +105,8 @@ class Scheduler:
         """Puts a sequence behind the waiting ones.
 
         Raises:
-            InvalidRequestError: it could never run: an empty prompt, one beyond
-                `max_model_len`, more pages than the pool has, or, without chunked prefill,
-                a prompt beyond one step.
+            InvalidRequestError: it could never run: an empty prompt, more than
+                `max_model_len`, or, without chunked prefill, a prompt beyond one step.
             QueueFullError: `max_queue_len` requests wait. The further sequences of a request
                 whose first was taken are never refused for this.
         """
@@ -112,12 +117,7 @@ class Scheduler:
                 f"request {request.id!r} is running already, allowed: an id of its own",
                 param="request_id",
             )
-        max_len = longest(
-            seq,
-            max_model_len=self.max_model_len,
-            num_blocks=self.pool.num_blocks,
-            block_size=self.block_size,
-        )
+        max_len = longest(seq.prompt_len, request.params.max_tokens, self.max_model_len)
         self._check_whole(seq)
         limit = self.config.max_queue_len
         if not siblings and limit is not None and len(self._num_queued) >= limit:

@@ -29,7 +29,7 @@ class DeviceState:
     """All that outlives a step on the device; donated to each step and handed on.
 
     Attributes:
-        pages: one pool of keys and values a layer.
+        pages: one pool of keys and values a layer; with native kernels one for all.
         history: every token of each running sequence, by slot and position.
         bias: logit bias entries by slot.
     """
@@ -63,14 +63,15 @@ def make_state(
     """A state of zeros: `num_pages` pages of `page_size` tokens, `slots` sequences."""
     size = (num_pages, page_size, config.num_kv_heads, config.head_dim)
 
-    def pool() -> PagedKV:
+    def pools() -> list[PagedKV]:
         if native:
-            return make_pages(*size, dtype)
-        return PagedKV(k=jnp.zeros(size, dtype), v=jnp.zeros(size, dtype))
+            return [make_pages(config.num_layers, *size, dtype)]
+        layers = range(config.num_layers)
+        return [PagedKV(k=jnp.zeros(size, dtype), v=jnp.zeros(size, dtype)) for _ in layers]
 
     bias_shape = (slots, MAX_LOGIT_BIAS)
     return DeviceState(
-        pages=tuple(pool() for _ in range(config.num_layers)),
+        pages=tuple(pools()),
         history=jnp.zeros((slots, max_len), jnp.int32),
         bias=BiasTable(
             ids=jnp.zeros(bias_shape, jnp.int32),

@@ -7,14 +7,14 @@ from typing import Any
 
 from .config import DecoderConfig
 from .gguf_config import gguf_key, gguf_layer_types, read_gguf_decoder
-from .gguf_names import gguf_table as gguf_weights
+from .gguf_names import gguf_table
 from .hf_config import layer_types, read_decoder, refuse, required
-from .hf_names import hf_table
-from .weights import WeightTable, plus_one
+from .hf_names import SANDWICH_NORMS, hf_table
+from .weights import plus_one
 
 ARCHITECTURES = ("Gemma2ForCausalLM",)
 GGUF_ARCHITECTURES = ("gemma2",)
-__all__ = ["gguf_weights"]
+WEIGHTS, GGUF_WEIGHTS = hf_table(SANDWICH_NORMS, plus_one), gguf_table()
 _LAYERS_OF_27B = 46
 
 
@@ -81,7 +81,3 @@ def read_gguf_gemma(
         embed_scale=hidden**0.5,
         **settings,
     )
-
-
-def weights(config: DecoderConfig) -> WeightTable:
-    return hf_table(config, norms=plus_one)

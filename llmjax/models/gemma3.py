@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from .config import DecoderConfig, RopeConfig
-from .gemma2 import gguf_weights, read_gemma, read_gguf_gemma, weights
+from .gemma2 import GGUF_WEIGHTS, WEIGHTS, read_gemma, read_gguf_gemma
 from .gguf_config import gguf_key, gguf_layer_types
 from .hf_config import FULL, layer_types
 from .rope_config import gguf_rope, hf_rope
 
 ARCHITECTURES = ("Gemma3ForCausalLM",)
 GGUF_ARCHITECTURES = ("gemma3",)
-__all__ = ["gguf_weights", "weights"]
+__all__ = ["GGUF_WEIGHTS", "WEIGHTS"]
 _LAYERS_OF_27B = 62
 _LOCAL_THETA = 10_000.0
 

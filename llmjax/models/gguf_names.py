@@ -2,62 +2,40 @@
 
 from __future__ import annotations
 
-from .config import DecoderConfig
-from .weights import Source, Transform, WeightTable, unpermute_k, unpermute_q
+from collections.abc import Mapping
 
-_LAYER = {
-    "attn.q.weight": "attn_q.weight",
-    "attn.k.weight": "attn_k.weight",
-    "attn.v.weight": "attn_v.weight",
-    "attn.o.weight": "attn_output.weight",
-    "mlp.gate.weight": "ffn_gate.weight",
-    "mlp.up.weight": "ffn_up.weight",
-    "mlp.down.weight": "ffn_down.weight",
-    "attn_norm.weight": "attn_norm.weight",
-    "mlp_norm.weight": "ffn_norm.weight",
+from .weights import Transform, WeightTable, unpermute_k, unpermute_q, weight_table
+
+_NAMES = {
+    "embed": "token_embd",
+    "norm": "output_norm",
+    "head": "output",
+    "layers.{i}.attn.q": "blk.{i}.attn_q",
+    "layers.{i}.attn.k": "blk.{i}.attn_k",
+    "layers.{i}.attn.v": "blk.{i}.attn_v",
+    "layers.{i}.attn.o": "blk.{i}.attn_output",
+    "layers.{i}.attn.q_norm": "blk.{i}.attn_q_norm",
+    "layers.{i}.attn.k_norm": "blk.{i}.attn_k_norm",
+    "layers.{i}.mlp.gate": "blk.{i}.ffn_gate",
+    "layers.{i}.mlp.up": "blk.{i}.ffn_up",
+    "layers.{i}.mlp.down": "blk.{i}.ffn_down",
+    "layers.{i}.attn_norm": "blk.{i}.attn_norm",
+    "layers.{i}.mlp_norm": "blk.{i}.ffn_norm",
+    "layers.{i}.attn_post_norm": "blk.{i}.post_attention_norm",
+    "layers.{i}.mlp_post_norm": "blk.{i}.post_ffw_norm",
 }
-_POST_NORMS = {
-    "attn_post_norm.weight": "post_attention_norm.weight",
-    "mlp_post_norm.weight": "post_ffw_norm.weight",
-}
-_QK_NORMS = {"attn.q_norm.weight": "attn_q_norm.weight", "attn.k_norm.weight": "attn_k_norm.weight"}
 
 INTERLEAVED_ROPE: dict[str, Transform] = {
-    "attn.q.weight": unpermute_q,
-    "attn.k.weight": unpermute_k,
-    "attn.q.bias": unpermute_q,
-    "attn.k.bias": unpermute_k,
+    "layers.{i}.attn.q": unpermute_q,
+    "layers.{i}.attn.k": unpermute_k,
 }
 """The transforms of architectures whose rotary pairs llama.cpp keeps side by side."""
 
 
-def gguf_table(
-    config: DecoderConfig, transforms: dict[str, Transform] | None = None
-) -> WeightTable:
+def gguf_table(transforms: Mapping[str, Transform] | None = None) -> WeightTable:
     """The tensors of an architecture that names them as most do.
 
     Args:
-        transforms: by a layer parameter's path after the layer number.
+        transforms: what to do to the weight and the bias of a module.
     """
-    names = dict(_LAYER)
-    if config.norm_placement == "post":
-        del names["attn_norm.weight"], names["mlp_norm.weight"]
-    if config.norm_placement in ("post", "sandwich"):
-        names |= _POST_NORMS
-    if config.qk_norm:
-        names |= _QK_NORMS
-    if config.qkv_bias:
-        names |= {f"attn.{p}.bias": f"attn_{p}.bias" for p in "qkv"}
-    if config.o_bias:
-        names["attn.o.bias"] = "attn_output.bias"
-    if config.mlp_bias:
-        names |= {f"mlp.{p}.bias": f"ffn_{p}.bias" for p in ("gate", "up", "down")}
-    table = {
-        f"layers.{{i}}.{path}": Source(f"blk.{{i}}.{name}", (transforms or {}).get(path))
-        for path, name in names.items()
-    }
-    table["embed.weight"] = Source("token_embd.weight")
-    table["norm.weight"] = Source("output_norm.weight")
-    if not config.tie_embeddings:
-        table["head.weight"] = Source("output.weight")
-    return table
+    return weight_table(_NAMES, transforms or {})

@@ -9,12 +9,11 @@ from ..errors import UnsupportedModelError
 from .config import DecoderConfig
 from .gguf_config import gguf_key, read_gguf_decoder
 from .hf_config import read_decoder
-from .hf_names import hf_table as weights
-from .llama import gguf_weights
+from .llama import GGUF_WEIGHTS, WEIGHTS
 
 ARCHITECTURES = ("GraniteForCausalLM",)
 GGUF_ARCHITECTURES = ("granite",)
-__all__ = ["gguf_weights", "weights"]
+__all__ = ["GGUF_WEIGHTS", "WEIGHTS"]
 
 
 def read_config(c: Mapping[str, Any]) -> DecoderConfig:

@@ -9,12 +9,11 @@ from .config import DecoderConfig
 from .gguf_config import read_gguf_decoder
 from .gguf_names import INTERLEAVED_ROPE, gguf_table
 from .hf_config import read_decoder
-from .hf_names import hf_table as weights
-from .weights import WeightTable
+from .hf_names import hf_table
 
 ARCHITECTURES = ("LlamaForCausalLM",)
 GGUF_ARCHITECTURES = ("llama",)
-__all__ = ["weights"]
+WEIGHTS, GGUF_WEIGHTS = hf_table(), gguf_table(INTERLEAVED_ROPE)
 
 
 def read_config(c: Mapping[str, Any]) -> DecoderConfig:
@@ -24,7 +23,3 @@ def read_config(c: Mapping[str, Any]) -> DecoderConfig:
 
 def read_gguf_config(m: Mapping[str, Any], tensors: Mapping[str, Any]) -> DecoderConfig:
     return read_gguf_decoder(m, tensors)
-
-
-def gguf_weights(config: DecoderConfig) -> WeightTable:
-    return gguf_table(config, INTERLEAVED_ROPE)

@@ -7,12 +7,11 @@ from typing import Any
 
 from .config import DecoderConfig
 from .hf_config import SLIDING, read_decoder, required
-from .hf_names import hf_table as weights
-from .llama import gguf_weights, read_gguf_config
+from .llama import WEIGHTS
 
 ARCHITECTURES = ("MistralForCausalLM",)
 GGUF_ARCHITECTURES = ()  # converters write "llama"
-__all__ = ["gguf_weights", "read_gguf_config", "weights"]
+__all__ = ["WEIGHTS"]
 
 
 def read_config(c: Mapping[str, Any]) -> DecoderConfig:

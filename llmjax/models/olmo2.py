@@ -8,13 +8,13 @@ from typing import Any
 from ..errors import UnsupportedModelError
 from .config import DecoderConfig
 from .gguf_config import gguf_key, read_gguf_decoder
-from .gguf_names import gguf_table as gguf_weights
+from .gguf_names import gguf_table
 from .hf_config import read_decoder
-from .hf_names import hf_table as weights
+from .hf_names import POST_NORMS, hf_table
 
 ARCHITECTURES = ("Olmo2ForCausalLM",)
 GGUF_ARCHITECTURES = ("olmo2",)
-__all__ = ["gguf_weights", "weights"]
+WEIGHTS, GGUF_WEIGHTS = hf_table(POST_NORMS), gguf_table()
 
 
 def read_config(c: Mapping[str, Any]) -> DecoderConfig:

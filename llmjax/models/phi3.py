@@ -30,20 +30,16 @@ def read_gguf_config(m: Mapping[str, Any], tensors: Mapping[str, Any]) -> Decode
     return read_gguf_decoder(m, tensors, types=types, window=window)
 
 
-def weights(config: DecoderConfig) -> WeightTable:
-    layer = "model.layers.{i}."
-    return _fused(
-        hf_table(config), f"{layer}self_attn.qkv_proj.weight", f"{layer}mlp.gate_up_proj.weight"
-    )
-
-
-def gguf_weights(config: DecoderConfig) -> WeightTable:
-    return _fused(gguf_table(config), "blk.{i}.attn_qkv.weight", "blk.{i}.ffn_up.weight")
-
-
 def _fused(table: WeightTable, qkv: str, gate_up: str) -> WeightTable:
     parts = {f"layers.{{i}}.attn.{p}.weight": Source(qkv, rows_of_qkv(p)) for p in "qkv"}
     parts |= {
         f"layers.{{i}}.mlp.{p}.weight": Source(gate_up, rows_of_gate_up(p)) for p in ("gate", "up")
     }
     return {**table, **parts}
+
+
+_HF_LAYER = "model.layers.{i}"
+WEIGHTS = _fused(
+    hf_table(), f"{_HF_LAYER}.self_attn.qkv_proj.weight", f"{_HF_LAYER}.mlp.gate_up_proj.weight"
+)
+GGUF_WEIGHTS = _fused(gguf_table(), "blk.{i}.attn_qkv.weight", "blk.{i}.ffn_up.weight")

@@ -7,13 +7,13 @@ from typing import Any
 
 from .config import DecoderConfig
 from .gguf_config import read_gguf_decoder
-from .gguf_names import gguf_table as gguf_weights
+from .gguf_names import gguf_table
 from .hf_config import layer_types, read_decoder
-from .hf_names import hf_table as weights
+from .hf_names import hf_table
 
 ARCHITECTURES = ("Qwen2ForCausalLM",)
 GGUF_ARCHITECTURES = ("qwen2",)
-__all__ = ["gguf_weights", "weights"]
+WEIGHTS, GGUF_WEIGHTS = hf_table(), gguf_table()
 
 
 def read_config(c: Mapping[str, Any]) -> DecoderConfig:

@@ -7,13 +7,11 @@ from typing import Any
 
 from .config import DecoderConfig
 from .gguf_config import read_gguf_decoder
-from .gguf_names import gguf_table as gguf_weights
-from .hf_names import hf_table as weights
-from .qwen2 import read_windowed
+from .qwen2 import GGUF_WEIGHTS, WEIGHTS, read_windowed
 
 ARCHITECTURES = ("Qwen3ForCausalLM",)
 GGUF_ARCHITECTURES = ("qwen3",)
-__all__ = ["gguf_weights", "weights"]
+__all__ = ["GGUF_WEIGHTS", "WEIGHTS"]
 
 
 def read_config(c: Mapping[str, Any]) -> DecoderConfig:

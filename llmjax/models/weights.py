@@ -1,6 +1,7 @@
 """How a checkpoint's tensors become a decoder's parameters, as data.
 
-A family's table maps parameter paths to a `Source`; `{i}` stands for the layer in both.
+A family's table maps parameter paths to a `Source`; `{i}` stands for the layer in both. It
+lists every parameter that there may be: the configuration says which a decoder has.
 Parameters of a decoder (shapes in the house alphabet, weights are [out, in]):
 
     embed.weight [V D]                      head.weight [V D] (absent when tied)
@@ -44,6 +45,22 @@ class Source:
 
 
 WeightTable = Mapping[str, Source]
+
+
+def weight_table(
+    names: Mapping[str, str], transforms: Mapping[str, Transform | None]
+) -> WeightTable:
+    """The table of weights and biases, also of those that a configuration leaves out.
+
+    Args:
+        names: the checkpoint's name of each module.
+        transforms: what to do to the weight and the bias of a module.
+    """
+    return {
+        f"{module}.{kind}": Source(f"{name}.{kind}", transforms.get(module))
+        for module, name in names.items()
+        for kind in ("weight", "bias")
+    }
 
 
 def plus_one(w: np.ndarray, config: DecoderConfig) -> np.ndarray:

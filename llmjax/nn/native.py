@@ -19,34 +19,46 @@ from .rope import Rotation
 class NativeContext:
     """The sequences of a ragged step; `pages` holds the updated pages afterwards.
 
+    There is one pool for all layers: fewer arrays to hand to each step.
+
     Takes the place of `PagedContext` where weights are packed: it computes whole layers.
     """
 
     def __init__(self, pages: list[PagedKV], batch: RaggedBatch):
-        self.pages = list(pages)
+        (self._pool,) = pages
         self.batch = batch
+
+    @property
+    def pages(self) -> list[PagedKV]:
+        return [self._pool]
 
     def layer(
         self, layer: Any, x: Float[Array, "T D"], rope: Rotation, index: int
     ) -> Float[Array, "T D"]:
         """The output of a `DecoderLayer`."""
         attn, mlp = layer.attn, layer.mlp
-        x, self.pages[index] = blocks.attention_block(
+        x, self._pool = blocks.attention_block(
             x,
             _norm(layer.attn_norm),
-            *(projection(linear) for linear in (attn.q, attn.k, attn.v, attn.o)),
+            projection(attn.q),
+            projection(attn.k),
+            projection(attn.v),
+            projection(attn.o),
             QKNorm(attn.q_norm.weight[...], attn.k_norm.weight[...]) if attn.qk_norm else None,
             rope,
             Residual(_norm(layer.attn_post_norm), layer.residual_scale),
             layer.norm_eps,
-            self.pages[index],
+            self._pool,
+            index,
             self.batch,
             attn.spec,
         )
         return blocks.mlp_block(
             x,
             _norm(layer.mlp_norm),
-            *(projection(linear) for linear in (mlp.gate, mlp.up, mlp.down)),
+            projection(mlp.gate),
+            projection(mlp.up),
+            projection(mlp.down),
             mlp.activation,
             Residual(_norm(layer.mlp_post_norm), layer.residual_scale),
             layer.norm_eps,

@@ -1,8 +1,15 @@
 """Text to token ids and back, chat templates, incremental detokenisation."""
 
+from .chat import compile_template
 from .detokenizer import IncrementalDetokenizer
 from .from_folder import tokenizer_from_folder
 from .from_gguf import tokenizer_from_gguf
 from .tokenizer import Tokenizer
 
-__all__ = ["IncrementalDetokenizer", "Tokenizer", "tokenizer_from_folder", "tokenizer_from_gguf"]
+__all__ = [
+    "IncrementalDetokenizer",
+    "Tokenizer",
+    "compile_template",
+    "tokenizer_from_folder",
+    "tokenizer_from_gguf",
+]

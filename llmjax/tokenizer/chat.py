@@ -19,6 +19,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from ..checks import shown
 from ..errors import ChatTemplateError, InvalidRequestError
 
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -67,6 +68,16 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
+def compile_template(source: str) -> jinja2.Template:
+    """Raises ChatTemplateError where the source is not Jinja."""
+    try:
+        return _environment().from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise ChatTemplateError(
+            f"the chat template is not valid Jinja: line {error.lineno}: {error.message}"
+        ) from error
+
+
 class ChatTemplate:
     """One Jinja template, compiled when first used.
 
@@ -80,7 +91,7 @@ class ChatTemplate:
 
     @cached_property
     def _compiled(self) -> jinja2.Template:
-        return _environment().from_string(self.source)
+        return compile_template(self.source)
 
     def render(
         self,
@@ -113,14 +124,11 @@ class ChatTemplate:
             "documents": documents,
             "add_generation_prompt": add_generation_prompt,
         }
+        template = self._compiled
         try:
-            text = self._compiled.render(arguments)
+            text = template.render(arguments)
         except _Refusal as error:
             raise ChatTemplateError(str(error), param="messages") from error
-        except jinja2.TemplateSyntaxError as error:
-            raise ChatTemplateError(
-                f"the chat template is not valid Jinja: line {error.lineno}: {error.message}"
-            ) from error
         except Exception as error:
             # Any operation in a template can fail, in as many ways as Python's own.
             raise ChatTemplateError(
@@ -132,9 +140,11 @@ class ChatTemplate:
 
 def _plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A copy that may be changed, without the nulls that clients send for absent fields."""
-    if not messages or not all(isinstance(message, Mapping) for message in messages):
+    is_list = isinstance(messages, Sequence) and not isinstance(messages, str)
+    if not is_list or not messages or not all(isinstance(m, Mapping) for m in messages):
         raise InvalidRequestError(
-            "messages must be a list of one or more objects with a role and content",
+            f"messages is {shown(messages)}, allowed: a list of one or more objects with a role "
+            "and content",
             param="messages",
         )
     return [{k: v for k, v in message.items() if v is not None} for message in messages]

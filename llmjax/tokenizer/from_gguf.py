@@ -8,11 +8,13 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from ..errors import CheckpointFormatError, UnsupportedModelError
 from . import pre_tokenizers as named
+from .scored_merges import merges_by_score
 from .tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -203,23 +205,11 @@ def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
 
 
 def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
-    """SentencePiece joins the two neighbours whose union scores best: every way to split a
-    token is a merge, those of the best token first."""
-    scores, ids = vocabulary.array("scores"), vocabulary.ids
+    scores = vocabulary.array("scores")
     if not scores:
         raise CheckpointFormatError("tokenizer.ggml.scores is missing")
     inner = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE)
-    joined = [i for i, kind in enumerate(vocabulary.types) if kind not in inner]
-    joined.sort(key=lambda i: -scores[i])
-    merges = []
-    for token in (vocabulary.tokens[i] for i in joined):
-        halves = [
-            (left, right)
-            for cut in range(1, len(token))
-            if (left := token[:cut]) in ids and (right := token[cut:]) in ids
-        ]
-        merges += sorted(halves, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
-    return merges
+    return merges_by_score(vocabulary.tokens, scores, ~np.isin(vocabulary.types, inner))
 
 
 def _wordpiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
@@ -271,22 +261,22 @@ def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: _Vocabulary, model_na
     # Phi-3 files do not carry what its tokenizer.json says: no space after these counts.
     swallows = any(name in model_name.lower() for name in ("phi-3", "phi3"))
     spares = {"<unk>", "<s>", "<|endoftext|>"}
+    kinds = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+    marked = np.flatnonzero(np.isin(vocabulary.types, kinds)).tolist()
     added = []
-    for token_id, (text, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
-        special = kind in (TokenType.CONTROL, TokenType.UNKNOWN) or token_id in vocabulary.ends
-        if special or kind == TokenType.USER_DEFINED:
-            rstrip = swallows and text not in spares
-            added.append(
-                tokenizers.AddedToken(text, rstrip=rstrip, normalized=False, special=special)
-            )
+    for token_id in sorted(vocabulary.ends.union(marked)):
+        text, kind = vocabulary.tokens[token_id], vocabulary.types[token_id]
+        special = kind != TokenType.USER_DEFINED or token_id in vocabulary.ends
+        rstrip = swallows and text not in spares
+        added.append(tokenizers.AddedToken(text, rstrip=rstrip, normalized=False, special=special))
     backend.add_tokens(added)
 
 
 def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     key = "tokenizer.chat_template"
     templates = {
-        name.removeprefix(key + "."): source
-        for name, source in metadata.items()
+        name.removeprefix(key + "."): metadata[name]
+        for name in metadata
         if name.startswith(key + ".")
     }
     return templates | ({"default": metadata[key]} if key in metadata else {})

@@ -8,6 +8,7 @@ from typing import Any
 
 import tokenizers
 
+from ..checks import shown
 from ..errors import ChatTemplateError, InvalidRequestError
 from .chat import ChatTemplate
 from .detokenizer import TextStream
@@ -77,7 +78,7 @@ class Tokenizer:
         wants it, once: a text that already begins with it gets no second.
 
         Raises:
-            InvalidRequestError: the text holds half a surrogate pair.
+            InvalidRequestError: it is no text, or holds half a surrogate pair.
         """
         ids = self._encode(text)
         return self._begin(ids) + self._suffix if add_special_tokens else ids
@@ -86,6 +87,8 @@ class Tokenizer:
         try:
             return self.backend.encode(text, add_special_tokens=False).ids
         except TypeError as error:
+            if not isinstance(text, str):
+                raise InvalidRequestError(f"text is {shown(text)}, allowed: a string") from error
             half = re.search("[\ud800-\udfff]", text)
             if half is None:
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llmjax.config import check_types
 from llmjax.errors import ConfigError
 
 
@@ -14,7 +15,7 @@ class ServerConfig:
     Attributes:
         host: address to listen on; 0.0.0.0 is every interface.
         port: TCP port; 0 takes a free one.
-        api_key: what clients must send as a bearer token; None lets everyone in.
+        api_key: what clients must send as a bearer token; by default everyone is let in.
         allowed_origins: web origins whose pages may call; "*" is all of them.
         shutdown_timeout: seconds that running requests get to end after SIGTERM.
         max_body_bytes: the largest request body.
@@ -28,6 +29,7 @@ class ServerConfig:
     max_body_bytes: int = 32 * 2**20
 
     def __post_init__(self) -> None:
+        check_types(self)
         ranges = (("port", 0, 65535), ("shutdown_timeout", 0, 86400), ("max_body_bytes", 1, 2**40))
         for name, least, most in ranges:
             value = getattr(self, name)

@@ -8,7 +8,12 @@ from typing import Any
 
 from aiohttp import web
 
-from llmjax.errors import EngineDeadError, InvalidRequestError, QueueFullError
+from llmjax.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    QueueFullError,
+    ShutdownError,
+)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -71,8 +76,10 @@ def api_error(error: Exception) -> ApiError:
         case QueueFullError():
             retry = {"Retry-After": str(error.retry_after)}
             return ApiError(429, str(error), code="queue_full", headers=retry)
+        case ShutdownError():
+            return unavailable(str(error), "shutting_down")
         case EngineDeadError():
-            return unavailable(f"the engine has stopped: {error}", "engine_dead")
+            return unavailable(str(error), "engine_dead")
         case web.HTTPException():
             return http_error(error)
         case _:

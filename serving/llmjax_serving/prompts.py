@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from llmjax.errors import InvalidRequestError
-from llmjax.request import SamplingParams
+from llmjax.request import SamplingParams, longest
 
 from .schema.chat import ChatPrompt
 
@@ -17,15 +16,8 @@ if TYPE_CHECKING:
 def encode_prompt(
     tokenizer: Tokenizer, prompt: str | list[int], add_special_tokens: bool
 ) -> list[int]:
-    """Token ids of a completion prompt.
-
-    Raises:
-        InvalidRequestError: it is empty and the tokenizer adds no BOS.
-    """
-    ids = tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
-    if not ids:
-        raise InvalidRequestError("empty prompt: it has no tokens", param="prompt")
-    return ids
+    """Token ids of a completion prompt."""
+    return tokenizer.encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
 
 
 def encode_chat(tokenizer: Tokenizer, prompt: ChatPrompt) -> list[int]:
@@ -34,15 +26,12 @@ def encode_chat(tokenizer: Tokenizer, prompt: ChatPrompt) -> list[int]:
     Raises:
         InvalidRequestError: the chat template refuses them, or there is no template.
     """
-    ids = tokenizer.encode_chat(
+    return tokenizer.encode_chat(
         prompt.messages,
         add_generation_prompt=prompt.add_generation_prompt,
         continue_final_message=prompt.continue_final_message,
         **prompt.template_kwargs,
     )
-    if not ids:
-        raise InvalidRequestError("empty prompt: it has no tokens", param="messages")
-    return ids
 
 
 def fit(
@@ -56,18 +45,9 @@ def fit(
     """`params` with max_tokens set, proved to fit the context together with the prompt.
 
     Raises:
-        InvalidRequestError: the prompt, or what is asked for on top, is too long.
+        InvalidRequestError: the prompt is empty, or what is asked for is too long.
     """
-    room = max_model_len - prompt_len
-    asked = params.max_tokens or 1
-    if asked > room:
-        raise InvalidRequestError(
-            f"the model's context is {max_model_len} tokens, but {prompt_len + asked} were asked "
-            f"for: {prompt_len} in the prompt and {'' if params.max_tokens else 'at least '}"
-            f"{asked} to generate",
-            param=param if room < 1 or params.max_tokens is None else "max_tokens",
-            code="context_length_exceeded",
-        )
+    room = longest(prompt_len, params.max_tokens, max_model_len, param=param) - prompt_len
     if params.max_tokens is not None:
         return params
     return replace(params, max_tokens=min(default_max_tokens or room, room))

@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -44,15 +44,18 @@ class AccessLogger(AbstractAccessLogger):
 
 def bind(config: ServerConfig) -> socket.socket:
     """A listening socket. Raises ConfigError where the address cannot be had."""
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        sock = socket.socket(family, kind, proto)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"cannot listen on {config.host} port {config.port}: {error}") from error
+    with ExitStack() as on_failure:
+        try:
+            family, kind, proto, _, address = socket.getaddrinfo(
+                config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            sock = on_failure.enter_context(socket.socket(family, kind, proto))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+        except (OSError, OverflowError) as error:
+            where = f"{config.host} port {config.port}"
+            raise ConfigError(f"cannot listen on {where}: {error}") from error
+        on_failure.pop_all()
     return sock
 
 
@@ -153,7 +156,7 @@ class Server:
         self._signals += 1
         self.state.draining = True
         if self._signals == 1:
-            logger.info("%s: no new requests; waiting for the running ones", number.name)
+            logger.info("%s: no new requests are taken", number.name)
             self._stop.set()
         else:
             logger.info("%s again: stopping now", number.name)
@@ -169,15 +172,24 @@ class Server:
         return loading.result()
 
     async def _drain(self, engine: AsyncEngine) -> int:
-        draining = asyncio.ensure_future(engine.drain(self.state.config.shutdown_timeout))
+        timeout = self.state.config.shutdown_timeout
+        logger.info("waiting up to %g s for running requests: %d", timeout, engine.num_requests)
+        draining = asyncio.ensure_future(engine.drain(timeout))
         await first_of(draining, self._stop_now)
-        cut_off = not draining.done()
-        if cut_off:
+        told_to = not draining.done()
+        if told_to:
+            cut_off = engine.num_requests
             draining.cancel()
             engine.stop()
+        else:
+            cut_off = draining.result()
+        if cut_off:
+            logger.warning("requests cut off: %d", cut_off)
+        else:
+            logger.info("all of them have ended")
         if self.state.active:
             await asyncio.wait(self.state.active, timeout=LAST_WORDS_SECONDS)
-        return 1 if cut_off else 0
+        return 1 if told_to else 0
 
 
 async def first_of(future: asyncio.Future[Any], event: asyncio.Event) -> None:

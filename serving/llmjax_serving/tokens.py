@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+import json
+from typing import TYPE_CHECKING
+
 from aiohttp import web
 
 from .body import read_json
 from .prompts import encode_chat
 from .schema.sampling import check_model
-from .schema.tokens import parse_detokenize, parse_tokenize
+from .schema.tokens import TokenizeRequest, parse_detokenize, parse_tokenize
 from .state import STATE
+
+if TYPE_CHECKING:
+    from llmjax.tokenizer import Tokenizer
+
+
+def tokenized(tokenizer: Tokenizer, request: TokenizeRequest, max_model_len: int) -> str:
+    """The answer as JSON; of a long prompt it takes a while."""
+    if isinstance(request.prompt, str):
+        tokens = tokenizer.encode(request.prompt, request.add_special_tokens)
+    else:
+        tokens = encode_chat(tokenizer, request.prompt)
+    texts = list(map(tokenizer.token_text, tokens)) if request.return_token_strs else None
+    return json.dumps(
+        {
+            "count": len(tokens),
+            "max_model_len": max_model_len,
+            "tokens": tokens,
+            "token_strs": texts,
+        }
+    )
 
 
 async def tokenize(request: web.Request) -> web.Response:
@@ -16,20 +39,8 @@ async def tokenize(request: web.Request) -> web.Response:
     engine = state.ready_engine()
     body = parse_tokenize(await read_json(request))
     check_model(body.model, state.model_name)
-    tokenizer, prompt = engine.tokenizer, body.prompt
-    if isinstance(prompt, str):
-        tokens = await state.in_thread(tokenizer.encode, prompt, body.add_special_tokens)
-    else:
-        tokens = await state.in_thread(encode_chat, tokenizer, prompt)
-    texts = [tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
-    return web.json_response(
-        {
-            "count": len(tokens),
-            "max_model_len": engine.max_model_len,
-            "tokens": tokens,
-            "token_strs": texts,
-        }
-    )
+    text = await state.in_thread(tokenized, engine.tokenizer, body, engine.max_model_len)
+    return web.json_response(text=text)
 
 
 async def detokenize(request: web.Request) -> web.Response:

@@ -1,12 +1,14 @@
-"""Run by a test: prints how far loading a model raised the peak of resident memory."""
+"""Run by a test: prints how far loading a model raised the peak of resident memory.
+
+What jax takes does not count. Arguments: a small model that is loaded first where what any
+model takes shall not count either (optional); the model; a dtype.
+"""
 
 import json
 import sys
 from pathlib import Path
 
 import jax
-
-from llmjax.checkpoint import load_model
 
 
 def peak() -> int:
@@ -15,9 +17,14 @@ def peak() -> int:
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
-small, big, dtype = sys.argv[1:]
-load_model(small, dtype=dtype, progress=False)
+*small, big, dtype = sys.argv[1:]
+jax.block_until_ready(jax.numpy.zeros(1))
 before = peak()
+from llmjax.checkpoint import load_model  # noqa: E402
+
+for path in small:
+    load_model(path, dtype=dtype, progress=False)
+    before = peak()
 model = load_model(big, dtype=dtype, progress=False)
 weights = sum(leaf.nbytes for leaf in jax.tree.leaves(model.state))
 print(json.dumps({"weights": weights, "rise": peak() - before}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 
 import gguf
@@ -56,8 +57,6 @@ def test_reads_what_the_gguf_package_dequantises(one_tensor, type_name):
     assert checkpoint.tensors["t"] == ((ROWS, COLUMNS), type_name)
     assert found.dtype == readable_types()[type_name]
     np.testing.assert_array_equal(found.astype(np.float32), expected)
-    checkpoint.release("t")
-    np.testing.assert_array_equal(checkpoint.read("t"), found)
 
 
 @pytest.mark.parametrize("type_name", ["F32", "BF16", "Q4_K", "Q8_0"])
@@ -76,12 +75,6 @@ def test_reads_a_quantised_vector_and_a_stack_of_matrices(one_tensor):
         checkpoint, data = one_tensor("Q4_K", shape)
         expected = quants.dequantize(data, GGMLQuantizationType.Q4_K)
         np.testing.assert_array_equal(checkpoint.read("t"), expected)
-
-
-def test_float_tensors_are_views_of_the_file(one_tensor):
-    checkpoint, _ = one_tensor("F32")
-    assert not checkpoint.read("t").flags.owndata
-    assert not checkpoint.read("t").flags.writeable
 
 
 def test_a_type_without_a_dequantiser_is_named(tmp_path):
@@ -220,6 +213,13 @@ def test_every_truncation_is_noticed(tmp_path):
         cut.write_bytes(whole[:size])
         with pytest.raises(CheckpointFormatError, match=r"truncated: it has [\d,]+ bytes"):
             open_checkpoint(cut)
+
+
+def test_a_file_that_shrinks_once_it_is_open_is_named(one_tensor):
+    checkpoint, _ = one_tensor("F32")
+    os.truncate(checkpoint.path, 8192)
+    with pytest.raises(CheckpointFormatError, match=r"F32\.gguf became shorter"):
+        checkpoint.read("t")
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from huggingface_hub import constants
 
+from llmjax.catalogue import CatalogueEntry, HubFile
 from llmjax.checkpoint import CATALOGUE, pull, resolve_model
-from llmjax.checkpoint.catalogue import CatalogueEntry, HubFile
 from llmjax.errors import DownloadError, ModelNotFoundError
 
 COMMIT = "a" * 40

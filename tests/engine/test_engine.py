@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from llmjax import LLM, SamplingParams
 from llmjax.engine.compile import CompileGuard
-from llmjax.errors import ConfigError, InvalidRequestError
+from llmjax.errors import ConfigError, InvalidRequestError, ShutdownError
 
 VOCAB = 320
 SIZES = {
@@ -183,8 +183,6 @@ def test_a_chat_template_of_ones_own(tiny_model, tmp_path):
         llm = LLM(str(tiny_model), chat_template=template, **SIZES)
         assert llm.tokenizer.render_chat([{"role": "user", "content": "hi"}]) == "hi!"
         llm.close()
-    with pytest.raises(ConfigError, match="chat_template"):
-        LLM(str(tiny_model), chat_template="/no/such/file", **SIZES)
 
 
 def test_without_a_seed_runs_differ(roomy):
@@ -312,15 +310,130 @@ def test_what_cannot_run_is_refused_and_others_go_on(roomy, prompt, params, mess
     assert_idle(roomy)
 
 
-def test_a_request_larger_than_the_pool_is_refused_with_the_numbers(tiny_model):
-    options = {**SIZES, "num_gpu_blocks_override": 8, "token_buckets": (96,)}
-    llm = LLM(str(tiny_model), **options)
-    with pytest.raises(InvalidRequestError, match="8"):
-        llm.generate([5] * 40, SamplingParams(max_tokens=4))
-    long = llm.generate([5] * 20, SamplingParams(max_tokens=None, ignore_eos=True))[0]
-    assert long.outputs[0].finish_reason == "length"
-    assert_idle(llm)
+def test_the_context_is_no_larger_than_the_pool(tiny_model, caplog, capsys):
+    options = {**SIZES, "num_gpu_blocks_override": 8, "prefill_chunk_size": 16}
+    with LLM(str(tiny_model), **{**options, "max_model_len": None}) as llm:
+        assert "max_model_len is lowered from 256 to 32, what the KV pool holds" in caplog.messages
+        with pytest.raises(InvalidRequestError, match="the context holds 32"):
+            llm.generate([5] * 40, SamplingParams(max_tokens=4))
+        long = llm.generate([5] * 20, SamplingParams(max_tokens=None, ignore_eos=True))[0]
+        assert len(long.outputs[0].token_ids) == 12
+        assert_idle(llm)
+    assert "compiling step programs: 100%" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"num_gpu_blocks_override": 8},
+            r"the KV pool holds 32 tokens \(8 x 4\), but max_model_len needs 96 \(24 pages\)",
+        ),
+        (
+            {"num_gpu_blocks_override": 1, "max_model_len": None},
+            r"holds 4 tokens \(1 x 4\), but one step of one sequence needs 256 \(64 pages\)",
+        ),
+        (
+            {"num_gpu_blocks_override": 3, "max_model_len": None, "prefill_chunk_size": 16},
+            r"holds 12 tokens \(3 x 4\), but one step of one sequence needs 16 \(4 pages\)",
+        ),
+    ],
+)
+def test_a_pool_too_small_is_refused_at_start_with_the_numbers(tiny_model, options, message):
+    with pytest.raises(ConfigError, match=message):
+        LLM(str(tiny_model), **{**SIZES, **options})
+
+
+def test_what_the_model_does_not_allow_is_refused_before_its_weights_are_read(
+    tiny_model, monkeypatch
+):
+    def load(*args, **options):
+        raise AssertionError("the weights were read")
+
+    monkeypatch.setattr("llmjax.checkpoint.load.load_weights", load)
+    for options, message in (
+        ({"max_model_len": 257}, "max_model_len is 257, the model allows up to 256"),
+        ({"page_buckets": (4,)}, "page_buckets is"),
+        ({"seq_buckets": (4,)}, "seq_buckets is"),
+        ({"chat_template": "{% if %}"}, "chat_template: .* not valid Jinja: line 1"),
+        ({"chat_template": "/no/such/file"}, "chat_template is '/no/such/file', allowed"),
+        ({"num_gpu_blocks_override": 8}, "the KV pool holds 32 tokens"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            LLM(str(tiny_model), **{**SIZES, **options})
+
+
+def test_a_closed_model_says_so(tiny_model):
+    with LLM(str(tiny_model), **SIZES) as llm:
+        half_read, unread = llm.stream([5, 6], SamplingParams(max_tokens=9)), llm.stream([7])
+        next(half_read)
     llm.close()
+    for use in (
+        lambda: llm.generate("a"),
+        lambda: llm.chat([{"role": "user", "content": "a"}]),
+        lambda: llm.stream("a"),
+        lambda: next(half_read),
+        lambda: next(unread),
+        lambda: llm.forward([5]),
+        lambda: llm.tokenizer,
+        lambda: llm.model,
+    ):
+        with pytest.raises(ShutdownError, match="this LLM is closed"):
+            use()
+
+
+USER = {"role": "user", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("call", "param"),
+    [
+        (lambda llm: llm.generate(None), "prompts"),
+        (lambda llm: llm.generate(5), "prompts"),
+        (lambda llm: llm.generate({"a", "b"}), "prompts"),
+        (lambda llm: llm.generate([None]), "prompt"),
+        (lambda llm: llm.generate([5, "a"]), "prompt"),
+        (lambda llm: llm.generate([1.5]), "prompt"),
+        (lambda llm: llm.generate({"prompt": 5}), "prompt"),
+        (lambda llm: llm.generate({5: "a", "b": 1}), "prompt"),
+        (lambda llm: llm.generate("a", {"temperature": 0}), "params"),
+        (lambda llm: llm.generate("a", [None]), "params"),
+        (lambda llm: llm.generate("a", [SamplingParams()] * 2), "params"),
+        (lambda llm: llm.chat(None), "messages"),
+        (lambda llm: llm.chat("hi"), "messages"),
+        (lambda llm: llm.chat(USER), "messages"),
+        (lambda llm: llm.chat([[USER], None]), "messages"),
+        (lambda llm: llm.chat([USER], {"temperature": 0}), "params"),
+        (lambda llm: llm.stream(None), "prompt"),
+        (lambda llm: llm.stream(["a", "b"]), "prompt"),
+        (lambda llm: llm.stream("a", {"temperature": 0}), "params"),
+        (lambda llm: llm.forward("hi"), "token_ids"),
+        (lambda llm: llm.forward(5), "token_ids"),
+        (lambda llm: llm.forward(), "token_ids"),
+        (lambda llm: llm.forward([]), "token_ids"),
+        (lambda llm: llm.forward([VOCAB]), "token_ids"),
+        (lambda llm: llm.forward([1.5]), "token_ids"),
+        (lambda llm: llm.forward([5], inputs_embeds=jnp.zeros((1, 64))), "token_ids"),
+        (lambda llm: llm.forward(inputs_embeds="hi"), "inputs_embeds"),
+        (lambda llm: llm.forward(inputs_embeds=jnp.zeros((2, 3))), "inputs_embeds"),
+    ],
+)
+def test_values_of_the_wrong_type_are_refused_by_name(roomy, call, param):
+    with pytest.raises(InvalidRequestError, match=param) as caught:
+        call(roomy)
+    assert "allowed: " in str(caught.value)
+    assert caught.value.param == param
+    assert_idle(roomy)
+
+
+def test_prompts_come_as_lists_or_arrays(roomy):
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    expected = alone(roomy, [5, 6, 7], params)
+    for one in ((5, 6, 7), np.array([5, 6, 7]), jnp.array([5, 6, 7])):
+        assert alone(roomy, one, params) == expected
+        assert alone(roomy, {"prompt_token_ids": one}, params) == expected
+    two = roomy.generate(np.array([[5, 6, 7], [5, 6, 7]]), params, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in two] == [expected] * 2
 
 
 def test_page_buckets_may_hold_more_than_the_context(tiny_model, roomy):
@@ -334,10 +447,10 @@ def test_page_buckets_may_hold_more_than_the_context(tiny_model, roomy):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_model_len": 10**6}, "model allows up to"),
         ({"no_such_option": 1}, "no_such_option"),
         ({"dtype": "int3"}, "dtype"),
         ({"block_size": 3}, "power of two"),
+        ({"max_model_len": 1}, "max_model_len is 1, allowed: 2 or more"),
     ],
 )
 def test_wrong_options_are_named(tiny_model, options, message):

@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 
 from llmjax import SamplingParams
 from llmjax.checkpoint import open_checkpoint
-from llmjax.checkpoint.text import read_text_side
 from llmjax.engine.outputs import OutputProcessor
 from llmjax.request import FinishReason, Request, SequenceDelta, TokenLogprobs
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tiny_model):
-    return read_text_side(open_checkpoint(tiny_model)).tokenizer
+    return open_checkpoint(tiny_model).read_text_side().tokenizer
 
 
 def run(tokenizer, text, params, *, eos=True):

@@ -4,11 +4,16 @@ import time
 
 import pytest
 
+from llmjax.cache.block_pool import BlockPool
 from llmjax.config import CompileConfig, SchedulerConfig
+from llmjax.engine.buckets import Buckets
+from llmjax.engine.scheduler import Scheduler
 from llmjax.errors import InvalidRequestError, QueueFullError
 from llmjax.request import FinishReason, Request, SamplingParams, Sequence, Status, TokenLogprobs
 
 from .scheduler_harness import EOS, VOCAB, Harness, alone
+
+LONG = "context_length_exceeded"
 
 
 def rows(plan):
@@ -188,10 +193,15 @@ def test_a_full_queue_refuses_requests_but_not_further_choices():
     ("size", "params", "message", "param", "code"),
     [
         (0, {}, "empty", "prompt", None),
-        (64, {}, "64 tokens, allowed: up to 63", "prompt", "context_length_exceeded"),
-        (10, {"max_tokens": 24}, "max_tokens 24 needs 9 pages of 4 .* up to 8", "max_tokens", None),
-        (33, {"max_tokens": None}, "max_tokens None needs 9 pages", "prompt", None),
-        (33, {"max_tokens": 1}, "needs 9 pages", "prompt", None),
+        (
+            10,
+            {"max_tokens": 23},
+            "10 tokens and 23 are asked .* 33; .* holds 32",
+            "max_tokens",
+            LONG,
+        ),
+        (32, {"max_tokens": None}, "32 tokens and at least 1 .* 33; .* holds 32", "prompt", LONG),
+        (32, {"max_tokens": 1}, "together 33", "prompt", LONG),
     ],
 )
 def test_what_can_never_run_is_refused(size, params, message, param, code):
@@ -202,15 +212,22 @@ def test_what_can_never_run_is_refused(size, params, message, param, code):
     assert not h.scheduler.has_work
 
 
-def test_what_just_fits_the_pool_runs():
+def test_what_just_fits_the_context_runs_in_a_pool_of_that_size():
     h = Harness(SchedulerConfig(max_num_seqs=8), num_blocks=8)
-    h.add(prompt(10), max_tokens=23, ignore_eos=True)
-    h.add(prompt(32), max_tokens=None, ignore_eos=True)
+    h.add(prompt(10), max_tokens=22, ignore_eos=True)
+    h.add(prompt(31), max_tokens=None, ignore_eos=True)
     h.add(prompt(3), max_tokens=None, ignore_eos=True)
     h.drain()
     h.check_outputs()
-    assert [len(tokens) for tokens in h.output.values()] == [23, 1, 30]
+    assert [len(tokens) for tokens in h.output.values()] == [22, 1, 29]
     assert set(h.finish.values()) == {FinishReason.LENGTH}
+
+
+def test_a_pool_smaller_than_the_context_is_refused():
+    config = SchedulerConfig(max_num_seqs=2)
+    buckets = Buckets(config, CompileConfig(), max_model_len=33, block_size=4)
+    with pytest.raises(ValueError, match=r"8 pages of 4 tokens .* max_model_len \(33\)"):
+        Scheduler(config, buckets, BlockPool(8), block_size=4, max_model_len=33)
 
 
 def test_an_id_may_be_used_again_once_it_is_done():
@@ -244,7 +261,7 @@ def test_an_id_may_be_used_again_once_it_is_done():
 )
 def test_stops(params, tokens, finish, stop_reason):
     h = Harness(max_model_len=8, depth=1)
-    (seq,) = h.add(prompt(4), **params)
+    (seq,) = h.add(prompt(4), **{"max_tokens": 4, **params})
     for token in tokens:
         assert seq.status is not Status.FINISHED
         h.dispatch()

@@ -68,8 +68,8 @@ class Loads(RuleBasedStateMachine):
                 prompt_logprobs=logprobs,
             )
         except InvalidRequestError:
-            room = self.h.pool.num_blocks * 4
-            assert len(prompt) + (max_tokens or 0) - 1 > room
+            room = self.h.scheduler.max_model_len
+            assert len(prompt) + (max_tokens or 1) > room
 
     @precondition(lambda self: len(self.h.in_flight) < self.h.depth)
     @rule()

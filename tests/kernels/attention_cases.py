@@ -19,6 +19,8 @@ from llmjax_kernels.packed import PackedWeight
 from llmjax_kernels.paged_attention import AttentionSpec, paged_attention
 
 EPS = 1e-5
+LAYERS, LAYER = 3, 1
+"""Of the pool of pages, and the one that a block computes."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ class Layer:
                 Residual(w.post_norm, case.residual_scale),
                 EPS,
                 kv,
+                LAYER,
                 batch,
                 case.spec,
             )
@@ -184,23 +187,27 @@ class Sequences:
 
     @property
     def native_pages(self) -> PagedKV:
-        """NaN wherever no sequence has been."""
-        stale = ~self.before[..., None, None]
-        k, v = (np.where(stale, np.nan, x).astype(self.case.kv_dtype) for x in (self.k, self.v))
-        return PagedKV(to_native_keys(jnp.asarray(k)), jnp.asarray(v).swapaxes(1, 2))
+        """All layers' pages: NaN wherever no sequence has been."""
+
+        def pages(values: np.ndarray) -> Array:
+            layers = np.full((LAYERS, *values.shape), np.nan, np.float32)
+            layers[LAYER] = np.where(self.before[..., None, None], values, np.nan)
+            return jnp.asarray(layers.astype(self.case.kv_dtype))
+
+        return PagedKV(to_native_keys(pages(self.k)), pages(self.v).swapaxes(2, 3))
 
 
 def to_native_keys(k: Array) -> Array:
-    pages, page_size, heads, head_dim = k.shape
-    lanes = k.reshape(pages, page_size // LANES, LANES, heads, head_dim)
-    return lanes.transpose(0, 3, 1, 4, 2)
+    L, pages, page_size, heads, head_dim = k.shape
+    lanes = k.reshape(L, pages, page_size // LANES, LANES, heads, head_dim)
+    return lanes.transpose(0, 1, 4, 2, 5, 3)
 
 
 def from_native(kv: PagedKV) -> tuple[np.ndarray, np.ndarray]:
-    """Keys and values as float32 [pages, page_size, K, H]."""
-    pages, heads, page_size, head_dim = kv.v.shape
-    k = kv.k.transpose(0, 2, 4, 1, 3).reshape(pages, page_size, heads, head_dim)
-    return np.asarray(k, np.float32), np.asarray(kv.v.swapaxes(1, 2), np.float32)
+    """Keys and values as float32 [L, pages, page_size, K, H]."""
+    L, pages, heads, page_size, head_dim = kv.v.shape
+    k = kv.k.transpose(0, 1, 3, 5, 2, 4).reshape(L, pages, page_size, heads, head_dim)
+    return np.asarray(k, np.float32), np.asarray(kv.v.swapaxes(2, 3), np.float32)
 
 
 def rms_norm(x: Array, weight: Array) -> Array:

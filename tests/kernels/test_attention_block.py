@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from attention_cases import Case, Layer, Sequences, from_native
+from attention_cases import LAYER, LAYERS, Case, Layer, Sequences, from_native
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -56,10 +56,12 @@ def test_agrees_with_the_reference(case):
     np.testing.assert_allclose(found[:tokens], expected[:tokens], tolerance, tolerance)
     assert not np.asarray(found[tokens:]).any()
     for pages, new, old in zip((kv.k, kv.v), from_native(native_kv), before, strict=True):
-        wrote = sequences.written
         step = 2.0**-7 if narrow else 2e-5
-        np.testing.assert_allclose(new[wrote], np.asarray(pages)[wrote], step, 2e-5)
-        np.testing.assert_array_equal(new[~wrote], old[~wrote])
+        wrote = sequences.written
+        np.testing.assert_allclose(new[LAYER, wrote], np.asarray(pages)[wrote], step, 2e-5)
+        untouched = np.ones(new.shape[:3], bool)
+        untouched[LAYER] = ~wrote
+        np.testing.assert_array_equal(new[untouched], old[untouched])
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
@@ -116,7 +118,8 @@ def in_chunks(
     case, rng = layer.case, np.random.default_rng(3)
     P = -(-LENGTH // case.page_size)
     num_pages = (1 + OTHERS) * P
-    kv = blocks.make_pages(num_pages, case.page_size, case.kv_heads, case.head_dim, case.kv_dtype)
+    size = (num_pages, case.page_size, case.kv_heads, case.head_dim)
+    kv = blocks.make_pages(LAYERS, *size, case.kv_dtype)
     tables = rng.permutation(num_pages).reshape(-1, P).astype(np.int32)
     outputs, done = [], 0
     for count, (first, *rest) in zip(counts, others, strict=True):
@@ -132,4 +135,4 @@ def in_chunks(
     position = np.arange(LENGTH)
     place = (tables[1, position // case.page_size], position % case.page_size)
     k, v = from_native(kv)
-    return np.concatenate(outputs), (k[place], v[place])
+    return np.concatenate(outputs), (k[LAYER][place], v[LAYER][place])

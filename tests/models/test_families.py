@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
-import gguf
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import SingleDeviceSharding
 from paged import run_mixed
-from safetensors.numpy import load_file
 
-from llmjax.models import FAMILIES, Decoder, DecoderConfig
-from llmjax.models.rope_config import ROPE_TENSORS
+from llmjax.checkpoint import Checkpoint, open_checkpoint
+from llmjax.checkpoint.architecture import architecture_from_hf
+from llmjax.checkpoint.load import load_weights
+from llmjax.models import Decoder, DecoderConfig
+from llmjax.models.weights import WeightTable
 
 FIXTURES = Path(__file__).parent / "fixtures"
 MODELS = sorted(str(p.parent.relative_to(FIXTURES)) for p in FIXTURES.rglob("config.json"))
@@ -48,52 +50,24 @@ GGUF_TWINS = {
 }
 
 
-def family(architecture: str):
-    return next(f for f in FAMILIES if architecture in (*f.ARCHITECTURES, *f.GGUF_ARCHITECTURES))
-
-
-def fill(model: Decoder, table, config: DecoderConfig, tensors) -> Decoder:
-    """Sets every parameter from the table, and sees that no tensor is left over."""
-    state, used = nnx.to_flat_state(nnx.state(model)), set()
-    for path, param in state:
-        name = ".".join(map(str, path))
-        layer = re.search(r"layers\.(\d+)\.", name)
-        number = layer[1] if layer else ""
-        source = table[name.replace(f"layers.{number}.", "layers.{i}.")]
-        stored = source.name.replace("{i}", number)
-        value = tensors[stored]
-        used.add(stored)
-        if source.transform:
-            value = source.transform(value, config)
-        assert value.shape == param.shape, name
-        param[...] = jnp.asarray(value, param.dtype)
-    assert used == set(tensors) - set(ROPE_TENSORS)
-    nnx.update(model, nnx.from_flat_state(state))
-    return model
+def merged(checkpoint: Checkpoint, config: DecoderConfig, table: WeightTable) -> Decoder:
+    one_device = SingleDeviceSharding(jax.devices()[0])
+    float32 = jnp.dtype("float32")
+    return nnx.merge(
+        *load_weights(checkpoint, config, table, float32, lambda *_: one_device, progress=False)
+    )
 
 
 def load(name: str) -> tuple[Decoder, dict]:
     folder = FIXTURES / name
-    spec = json.loads((folder / "config.json").read_text())
     weights = folder if (folder / "model.safetensors").exists() else folder.parent
-    f = family(spec["architectures"][0])
-    config = f.read_config(spec)
-    model = Decoder(config, jnp.dtype("float32"))
-    tensors = load_file(weights / "model.safetensors")
-    return fill(model, f.weights(config), config, tensors), dict(np.load(folder / "ref.npz"))
+    architecture = architecture_from_hf(folder, json.loads((folder / "config.json").read_text()))
+    return merged(open_checkpoint(weights), *architecture), dict(np.load(folder / "ref.npz"))
 
 
 def load_gguf(name: str) -> Decoder:
-    reader = gguf.GGUFReader(FIXTURES / "gguf" / f"{name}.gguf")
-    tensors = {
-        t.name: gguf.quants.dequantize(t.data, t.tensor_type).reshape(t.shape[::-1].tolist())
-        for t in reader.tensors
-    }
-    metadata = {key: field.contents() for key, field in reader.fields.items()}
-    metadata |= {key: tensors[key].tolist() for key in ROPE_TENSORS if key in tensors}
-    f = family(metadata["general.architecture"])
-    config = f.read_gguf_config(metadata, tensors)
-    return fill(Decoder(config, jnp.dtype("float32")), f.gguf_weights(config), config, tensors)
+    checkpoint = open_checkpoint(FIXTURES / "gguf" / f"{name}.gguf")
+    return merged(checkpoint, *checkpoint.read_architecture())
 
 
 def check(model: Decoder, ref: dict) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp.test_utils import TestClient, TestServer
 
 from llmjax.config import EngineConfig
-from llmjax.errors import ChatTemplateError, EngineDeadError
+from llmjax.errors import ChatTemplateError, EngineDeadError, ShutdownError
 from llmjax.metrics import Metrics
 from llmjax.request import CompletionOutput, Logprob, RequestOutput, SamplingParams
 from llmjax_serving.app import make_app
@@ -111,13 +111,17 @@ class EngineDouble:
     def start(self) -> None:
         """It has no thread to start."""
 
-    async def drain(self, timeout: float) -> bool:
+    @property
+    def num_requests(self) -> int:
+        return len(self.running)
+
+    async def drain(self, timeout: float) -> int:
         deadline = time.monotonic() + timeout
         while self.running and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-        done = not self.running
+        cut_off = len(self.running)
         self.stop()
-        return done
+        return cut_off
 
     def stop(self) -> None:
         self.stopped = True
@@ -134,7 +138,7 @@ class EngineDouble:
                     raise self.fails
                 while self.gate is not None and number and not self.gate.is_set():
                     if self.stopped:
-                        raise EngineDeadError("it was shut down")
+                        raise ShutdownError("the engine was shut down")
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(0)
                 tokens = list(piece.encode())[:left]

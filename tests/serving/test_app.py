@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from llmjax import __version__
-from llmjax.errors import EngineDeadError, QueueFullError
+from llmjax.errors import EngineDeadError, QueueFullError, ShutdownError
 from llmjax_serving.config import ServerConfig
 
 from .double import EOS, MODEL, ByteTokenizer, EngineDouble, client_of, run_async
@@ -31,10 +31,10 @@ async def error_of(response) -> dict:
     [
         (b"", "not valid JSON"),
         (b"{", "not valid JSON"),
-        (b"\xff\xfe\xfa", "not valid JSON"),
+        (b"\xff\xfe\xfa", "not UTF-8"),
         (b'{"temperature": NaN}', "NaN is not JSON"),
-        (b"[" * 100_000, "not valid JSON"),
-        (b'{"seed": ' + b"9" * 5000 + b"}", "not valid JSON"),
+        (b"[" * 100_000, "the body is nested too deeply"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "an integer of too many digits, allowed: up to 4300"),
         (b'{"prompt": "\\ud800"}', "lone surrogate"),
         (b"[]", "the body is []"),
         (b'"a"', 'the body is "a"'),
@@ -46,7 +46,61 @@ async def test_bodies_that_are_not_json_objects(url, raw, message):
     async with client_of(EngineDouble()) as client:
         response = await client.post(url, data=raw, headers={"Content-Type": "application/json"})
         assert response.status == 400
-        assert message in (await error_of(response))["message"]
+        error = await error_of(response)
+        assert message in error["message"]
+        assert error["param"] is None
+        assert not any(word in error["message"] for word in ("recursion", "codec", "sys."))
+
+
+@pytest.mark.parametrize("url", POSTS)
+@pytest.mark.parametrize(
+    ("raw", "key"),
+    [
+        (b'{"model": "a", "seed": 1, "seed": 2}', "seed"),
+        (b'{"messages": [{"role": "user", "role": "system"}]}', "role"),
+        (b'{"' + b"x" * 500 + b'": 1, "' + b"x" * 500 + b'": 1}', "x" * 77 + "..."),
+    ],
+)
+@run_async
+async def test_a_key_that_comes_twice_is_named(url, raw, key):
+    async with client_of(EngineDouble()) as client:
+        response = await client.post(url, data=raw, headers={"Content-Type": "application/json"})
+        assert response.status == 400
+        error = await error_of(response)
+        assert error["param"] == key
+        assert "twice" in error["message"] and len(error["message"]) < 150
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"x" * 100_000: 1},
+        {"prompt": "a", "model": "x" * 100_000},
+        {"prompt": "a", "user": ["x" * 100_000]},
+        {"prompt": "a", "top_k": list(range(100_000))},
+        {"prompt": "a", "seed": 10**4000},
+    ],
+)
+@run_async
+async def test_what_a_client_sent_is_quoted_only_in_part(body):
+    async with client_of(EngineDouble()) as client:
+        response = await client.post("/v1/completions", json=body)
+        error = await error_of(response)
+        assert response.status in (400, 404)
+        assert len(error["message"]) < 250
+        assert len(error["param"]) <= 80
+
+
+@pytest.mark.parametrize("field", ["prompt", "stop", "logit_bias", "metadata", "response_format"])
+@run_async
+async def test_a_value_nested_deeply_is_a_bad_request(field):
+    nested = b"[" * 900 + b"]" * 900
+    raw = b'{"model": "double", "%b": %b}' % (field.encode(), nested)
+    async with client_of(EngineDouble()) as client:
+        headers = {"Content-Type": "application/json"}
+        response = await client.post("/v1/completions", data=raw, headers=headers)
+        assert response.status == 400
+        await error_of(response)
 
 
 @pytest.mark.parametrize("url", POSTS)
@@ -222,12 +276,12 @@ async def test_health_and_version():
     async with client_of(engine) as client:
         assert (await client.get("/health")).status == 200
         assert await (await client.get("/version")).json() == {"version": __version__}
-        engine.dead = "no progress for 300 s"
+        engine.dead = "the engine has made no progress for 300 s"
         response = await client.get("/health")
         assert response.status == 503
         error = await error_of(response)
         assert error["code"] == "engine_dead"
-        assert "no progress for 300 s" in error["message"]
+        assert error["message"] == "the engine has made no progress for 300 s"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -247,13 +301,20 @@ async def test_a_full_queue_is_429(prompt, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (EngineDeadError("the engine has stopped: out of memory"), "engine_dead"),
+        (ShutdownError("the engine is shutting down"), "shutting_down"),
+    ],
+)
 @run_async
-async def test_a_dead_engine_is_503(stream):
-    engine = EngineDouble(fails=EngineDeadError("out of memory"))
-    async with client_of(engine) as client:
+async def test_an_engine_that_serves_no_more_is_503(error, code, stream):
+    async with client_of(EngineDouble(fails=error)) as client:
         response = await client.post("/v1/completions", json={**PROMPT, "stream": stream})
         assert response.status == 503
-        assert "out of memory" in (await error_of(response))["message"]
+        told = await error_of(response)
+        assert (told["code"], told["message"]) == (code, str(error))
 
 
 @run_async
@@ -301,21 +362,30 @@ async def test_metrics():
     assert "process_resident_memory_bytes" in lines
 
 
+@pytest.mark.parametrize(
+    ("url", "method", "result"),
+    [
+        ("/v1/completions", "encode", [97]),
+        ("/tokenize", "encode", [97]),
+        ("/tokenize", "token_text", "a"),
+    ],
+)
 @run_async
-async def test_tokenising_does_not_hold_up_the_loop():
+async def test_tokenising_does_not_hold_up_the_loop(url, method, result):
     engine = EngineDouble()
     in_thread, let_go = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def slow_encode(text, add_special_tokens=True):
+    def slow(*args):
         loop.call_soon_threadsafe(in_thread.set)
         asyncio.run_coroutine_threadsafe(let_go.wait(), loop).result(10)
-        return [97]
+        return result
 
     async with client_of(engine) as client:
-        engine.tokenizer.encode = slow_encode
-        slow = asyncio.ensure_future(client.post("/v1/completions", json=PROMPT))
+        setattr(engine.tokenizer, method, slow)
+        body = {"prompt": "a"} | ({"return_token_strs": True} if url == "/tokenize" else {})
+        answer = asyncio.ensure_future(client.post(url, json=body))
         await in_thread.wait()
         assert (await client.get("/health")).status == 200
         let_go.set()
-        assert (await slow).status == 200
+        assert (await answer).status == 200

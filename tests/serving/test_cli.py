@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from llmjax.catalogue import CATALOGUE
 from llmjax.config import (
     CacheConfig,
     CompileConfig,
@@ -17,6 +20,7 @@ from llmjax.config import (
     ModelConfig,
     SchedulerConfig,
 )
+from llmjax.errors import ConfigError
 from llmjax.request import SamplingParams
 from llmjax_serving.cli import COMMANDS, main, make_parser
 from llmjax_serving.cli.flags import attribute_docs, engine_options
@@ -115,9 +119,34 @@ def test_every_command_has_help(command, capsys):
     assert "usage: llmjax" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c != "bench"])
+def test_no_help_speaks_python(command, capsys):
+    with pytest.raises(SystemExit):
+        parse(command, "--help")
+    assert "None" not in capsys.readouterr().out
+
+
+def test_pull_lists_the_catalogue(capsys):
+    with pytest.raises(SystemExit):
+        parse("pull", "--help")
+    out = capsys.readouterr().out
+    for entry in CATALOGUE.values():
+        (line,) = (line for line in out.splitlines() if line.split()[:1] == [entry.name])
+        assert f" {entry.size / 1e6:.0f} MB" in line
+    assert "smollm2-135m-instruct       98 MB" in out
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
+        (("generate", "--model", "", "a"), "no model is called ''; give a catalogue name"),
+        (("chat", "--model", ""), "no model is called ''; give a catalogue name"),
+        (("convert", "", "out"), "no model is called ''; give a catalogue name"),
+        (("pull", ""), "no model is called ''; give a catalogue name"),
+        (
+            ("bench", "throughput", "--model", "m", "--output-json", "/no/such/folder/x.json"),
+            "cannot write --output-json /no/such/folder/x.json",
+        ),
         (("serve", "m", "--max-num-seqs", "0"), "max_num_seqs is 0, allowed: 1 up"),
         (("serve", "m", "--port", "99999"), "port is 99999, allowed: 0 to 65535"),
         (("serve", "m", "--api-key", ""), "api_key is empty"),
@@ -140,6 +169,24 @@ def test_a_model_that_does_not_exist_is_one_line():
     assert done.stderr.startswith("llmjax: error: ")
     assert "nowhere.gguf" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_chat_without_a_template_is_refused_before_weights_are_loaded(
+    tiny_model, tmp_path, capsys, monkeypatch
+):
+    model = str(shutil.copytree(tiny_model, tmp_path / "base"))
+    settings = tmp_path / "base" / "tokenizer_config.json"
+    settings.write_text(json.dumps({"eos_token": "</s>"}))
+
+    def load(*args, **options):
+        raise ConfigError("the model was loaded")
+
+    monkeypatch.setattr("llmjax.LLM", load, raising=False)
+    assert main(["chat", model]) == 1
+    err = capsys.readouterr().err
+    assert f"{model} has no chat template" in err and "--chat-template FILE" in err
+    assert main(["chat", model, "--chat-template", "{{ messages[0].content }}"]) == 1
+    assert "the model was loaded" in capsys.readouterr().err
 
 
 def test_help_imports_nothing_heavy():

@@ -316,14 +316,6 @@ def test_prompt_logprobs_are_not_streamed():
         completion(stream=True, stream_options={"include_obfuscation": True})
 
 
-def test_bodies_must_be_objects():
-    for parse in (parse_completion, parse_chat, parse_detokenize):
-        with pytest.raises(InvalidRequestError, match="the body"):
-            parse([], LIMITS)
-    with pytest.raises(InvalidRequestError, match="the body"):
-        parse_tokenize("a")
-
-
 def test_tokenize_reads_text_or_messages():
     assert parse_tokenize({"prompt": "a"}).add_special_tokens
     request = parse_tokenize({"messages": [USER], "add_generation_prompt": False})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ import pytest
 
 from llmjax.errors import ConfigError, ModelNotFoundError
 from llmjax_serving.config import ServerConfig
-from llmjax_serving.server import Server
+from llmjax_serving.server import Server, bind
 from llmjax_serving.state import ServerState
 
 from .double import MODEL, EngineDouble, events, run_async, until
@@ -106,8 +107,24 @@ async def test_a_taken_port_is_refused_before_anything_is_loaded():
             await Server(state, load, lambda engine, url: None).run()
 
 
+def test_a_port_that_cannot_be_had_leaves_no_socket_open(monkeypatch):
+    opened = []
+
+    class Remembered(socket.socket):
+        def __init__(self, *args):
+            super().__init__(*args)
+            opened.append(self)
+
+    with closing(socket.create_server(("127.0.0.1", 0))) as other:
+        monkeypatch.setattr(socket, "socket", Remembered)
+        with pytest.raises(ConfigError, match="in use"):
+            bind(ServerConfig(port=other.getsockname()[1]))
+    assert [sock.fileno() for sock in opened] == [-1]
+
+
 @run_async
-async def test_sigterm_lets_streams_finish_and_takes_no_new_ones():
+async def test_sigterm_lets_streams_finish_and_takes_no_new_ones(caplog):
+    caplog.set_level("INFO", "llmjax_serving.server")
     engine = EngineDouble(gate=asyncio.Event())
     async with running(lambda: engine, shutdown_timeout=10) as (session, ready, task, state):
         await ready.wait()
@@ -126,29 +143,42 @@ async def test_sigterm_lets_streams_finish_and_takes_no_new_ones():
         for response in streams:
             assert events(await response.text())[-1] == "[DONE]"
         assert await task == 0
+    assert "waiting up to 10 s for running requests: 4" in caplog.messages
+    assert "all of them have ended" in caplog.messages
 
 
 @run_async
-async def test_streams_that_outlast_the_timeout_are_told():
+async def test_streams_that_outlast_the_timeout_are_told(caplog):
     engine = EngineDouble(gate=asyncio.Event())
     async with running(lambda: engine, shutdown_timeout=0.1) as (session, ready, task, _):
         await ready.wait()
         response = await session.post("/v1/completions", json={**PROMPT, "stream": True})
         send_signal()
-        assert "shut down" in events(await response.text())[-1]
+        error = json.loads(events(await response.text())[-1])["error"]
+        assert error["code"] == "shutting_down"
         assert await task == 0
+    assert "requests cut off: 1" in caplog.messages
 
 
 @run_async
-async def test_a_second_signal_aborts():
+async def test_a_second_signal_aborts(caplog):
     engine = EngineDouble(gate=asyncio.Event())
     async with running(lambda: engine, shutdown_timeout=1000) as (session, ready, task, state):
         await ready.wait()
-        response = await session.post("/v1/completions", json={**PROMPT, "stream": True})
+        streams = [
+            await session.post("/v1/completions", json={**PROMPT, "stream": True}) for _ in range(2)
+        ]
+        whole = asyncio.ensure_future(session.post("/v1/completions", json=PROMPT))
+        await until(lambda: len(engine.running) == 3)
         send_signal()
         await until(lambda: state.draining)
         assert not task.done()
         send_signal()
-        assert "error" in events(await response.text())[-1]
+        for response in streams:
+            error = json.loads(events(await response.text())[-1])["error"]
+            assert error["code"] == "shutting_down"
+        assert (await whole).status == 503
+        assert (await (await whole).json())["error"]["code"] == "shutting_down"
         assert await task == 1
         assert engine.stopped
+    assert "requests cut off: 3" in caplog.messages

@@ -64,9 +64,9 @@ def test_no_template():
         small("sentencepiece").render_chat(USER)
 
 
-@pytest.mark.parametrize("messages", [[], ["Hi"], [None]])
+@pytest.mark.parametrize("messages", [[], ["Hi"], [None], None, 5, "Hi", {"role": "user"}])
 def test_no_conversation(messages):
-    with pytest.raises(InvalidRequestError, match="messages must be"):
+    with pytest.raises(InvalidRequestError, match=r"messages is .* allowed: a list of one or more"):
         with_template("").render_chat(messages)
 
 

@@ -16,6 +16,12 @@ def test_half_surrogates_are_refused(name, text):
         small(name).encode(text)
 
 
+@pytest.mark.parametrize("text", [None, 5, b"bytes", ["a"]])
+def test_what_is_no_text_is_refused(text):
+    with pytest.raises(InvalidRequestError, match=r"text is .* allowed: a string"):
+        small("byte-level").encode(text)
+
+
 def test_text_of_one_token():
     tokenizer = small("byte-level")
     token_ids = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)}

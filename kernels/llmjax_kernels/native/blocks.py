@@ -48,13 +48,18 @@ def supports(head_dim: int, page_size: int) -> bool:
     return head_dim % LANES == 0 and head_dim <= 512 and page_size % LANES == 0
 
 
-def make_pages(num_pages: int, page_size: int, kv_heads: int, head_dim: int, dtype) -> PagedKV:
-    """Pages of zeros in the layout of the native kernels: keys as [pages, K, page_size / 16,
-    H, 16], so that one channel of 16 positions is one vector; values as [pages, K, page_size, H].
+def make_pages(
+    num_layers: int, num_pages: int, page_size: int, kv_heads: int, head_dim: int, dtype
+) -> PagedKV:
+    """Pages of zeros, of all layers, in the layout of the native kernels.
+
+    Keys are [L, pages, K, page_size / 16, H, 16], so that one channel of 16 positions is one
+    vector; values are [L, pages, K, page_size, H].
     """
-    shape = (num_pages, kv_heads, page_size // LANES, head_dim, LANES)
+    outer = (num_layers, num_pages, kv_heads)
     return PagedKV(
-        k=jnp.zeros(shape, dtype), v=jnp.zeros((num_pages, kv_heads, page_size, head_dim), dtype)
+        k=jnp.zeros((*outer, page_size // LANES, head_dim, LANES), dtype),
+        v=jnp.zeros((*outer, page_size, head_dim), dtype),
     )
 
 
@@ -70,11 +75,17 @@ def attention_block(
     residual: Residual,
     eps: float,
     kv: PagedKV,
+    layer: int,
     batch: RaggedBatch,
     spec: AttentionSpec,
 ) -> tuple[Float[Array, "T D"], PagedKV]:
-    """Norm, QKV, rotary positions, KV write, attention, output projection, residual add."""
-    head_dim, page_size = kv.v.shape[-1], kv.v.shape[2]
+    """Norm, QKV, rotary positions, KV write, attention, output projection, residual add.
+
+    Args:
+        kv: the pages of all layers (see `make_pages`).
+        layer: which of them to write and read.
+    """
+    page_size, head_dim = kv.v.shape[-2:]
     args = (
         x,
         batch.query_starts,
@@ -96,6 +107,7 @@ def attention_block(
     out, new_k, new_v = call(
         *args,
         weights=_about(q, k, v, o),
+        layer=np.int64(layer),
         head_dim=np.int64(head_dim),
         page_size=np.int64(page_size),
         window=np.int64(spec.window or 0),

@@ -57,6 +57,7 @@ def run_throughput(args: argparse.Namespace) -> int:
             raise ConfigError(f"{name} is {getattr(args, name)}, allowed: 1 or more")
     # A program that compiles beside the measured run would disturb it.
     options = {"background": False, **engine_options(args)}
+    report_to(args.output_json)
 
     import jax
 
@@ -78,6 +79,15 @@ def run_throughput(args: argparse.Namespace) -> int:
     return 0
 
 
+def report_to(file: Path | None) -> None:
+    """Raises ConfigError, before any work is done, where the results could not be written."""
+    if file is not None:
+        try:
+            file.open("a").close()
+        except OSError as error:
+            raise ConfigError(f"cannot write --output-json {file}: {error}") from error
+
+
 def run_startup(args: argparse.Namespace) -> int:
     from llmjax.bench import startup
     from llmjax.checkpoint import resolve_model
@@ -87,6 +97,6 @@ def run_startup(args: argparse.Namespace) -> int:
         command = [sys.executable, "-m", "llmjax_serving.cli", "serve", "--model", args.model]
         command += ["--port", str(args.port), "--compilation-cache-dir", programs]
         for title in ("cold: no compiled programs", "again: programs from the cache"):
-            print(title)
+            print(title, flush=True)
             print(startup.measure(command).table(), flush=True)
     return 0

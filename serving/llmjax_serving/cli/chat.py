@@ -7,7 +7,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from llmjax.errors import InvalidRequestError
+from llmjax.errors import ConfigError, InvalidRequestError
 from llmjax.request import SamplingParams
 
 from .flags import add_engine_flags, engine_options, set_up_logging
@@ -29,6 +29,8 @@ def run(args: argparse.Namespace) -> int:
     set_up_logging(logging.WARNING)
     options = engine_options(args)
     sampling_params(args)  # what is out of range is refused before the model loads
+    if "chat_template" not in options:
+        require_chat_template(options["model"])
 
     from llmjax import LLM
 
@@ -40,6 +42,18 @@ def run(args: argparse.Namespace) -> int:
         print(HELP)
     converse(llm, params, args.system)
     return 0
+
+
+def require_chat_template(model: str) -> None:
+    """Raises ConfigError, before the model loads, where it has none."""
+    from llmjax.checkpoint import open_checkpoint, resolve_model
+
+    checkpoint = open_checkpoint(resolve_model(model))
+    if checkpoint.read_text_side().tokenizer.chat_template is None:
+        raise ConfigError(
+            f"{model} has no chat template, so it was not trained to chat; give it one with "
+            "--chat-template FILE (Jinja), or complete text with `llmjax generate`"
+        )
 
 
 def converse(llm: LLM, params: SamplingParams, system: str | None) -> None:

@@ -194,13 +194,13 @@ def chat_prompt(values: dict[str, Any]) -> ChatPrompt:
     return ChatPrompt(values["messages"], generate, proceed, values["chat_template_kwargs"])
 
 
-def parse_chat(body: Any, limits: Limits) -> ChatRequest:
+def parse_chat(body: dict[str, Any], limits: Limits) -> ChatRequest:
     """Reads the JSON body of /v1/chat/completions.
 
     Raises:
         InvalidRequestError: names the field at fault.
     """
-    values = read(mapping(body, "the body"), FIELDS, CHAT_NO_OPS)
+    values = read(body, FIELDS, CHAT_NO_OPS)
     options = check_stream(values)
     top_logprobs, older, newer = (
         values[name] for name in ("top_logprobs", "max_tokens", "max_completion_tokens")

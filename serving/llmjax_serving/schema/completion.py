@@ -8,7 +8,7 @@ from typing import Any
 from llmjax.errors import InvalidRequestError
 from llmjax.request import SamplingParams
 
-from .fields import Field, Parse, boolean, integer, is_integer, mapping, only, read, refuse
+from .fields import Field, Parse, boolean, integer, is_integer, only, read, refuse
 from .sampling import (
     COMMON,
     NO_OPS,
@@ -74,13 +74,13 @@ class CompletionRequest:
     return_prompt_logprobs: bool
 
 
-def parse_completion(body: Any, limits: Limits) -> CompletionRequest:
+def parse_completion(body: dict[str, Any], limits: Limits) -> CompletionRequest:
     """Reads the JSON body of /v1/completions.
 
     Raises:
         InvalidRequestError: names the field at fault.
     """
-    values = read(mapping(body, "the body"), FIELDS, COMPLETION_NO_OPS)
+    values = read(body, FIELDS, COMPLETION_NO_OPS)
     options = check_stream(values)
     most, count = limits.max_prompts, len(values["prompt"])
     if most is not None and count > most:

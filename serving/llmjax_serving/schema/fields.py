@@ -11,7 +11,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from llmjax.checks import MOST_SHOWN, cut
 from llmjax.errors import InvalidRequestError
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 Parse = Callable[[Any, str], Any]
 """(JSON value, path of the field) -> typed value; raises InvalidRequestError."""
@@ -26,9 +29,13 @@ class Field(NamedTuple):
 
 
 def shown(value: object) -> str:
-    """`value` as JSON, short enough for a message."""
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:77] + "..."
+    """`value` as JSON, short enough for a message; of what is large or deep, the beginning."""
+    text = ""
+    for piece in _ENCODER.iterencode(value):
+        text += piece
+        if len(text) > MOST_SHOWN:
+            break
+    return cut(text)
 
 
 def refuse(path: str, value: object, allowed: str) -> InvalidRequestError:
@@ -137,8 +144,8 @@ def read(
     """
     unknown = [name for name in body if name not in table and name not in no_ops]
     if unknown:
-        names = ", ".join(shown(path + name)[1:-1] for name in unknown[:8])
-        raise InvalidRequestError(f"unknown field: {names}", param=path + unknown[0])
+        names = ", ".join(cut(path + name) for name in unknown[:8])
+        raise InvalidRequestError(f"unknown field: {names}", param=cut(path + unknown[0]))
     for name, parse in no_ops.items():
         if body.get(name) is not None:
             parse(body[name], path + name)

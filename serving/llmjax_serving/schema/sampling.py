@@ -22,6 +22,7 @@ from .fields import (
     only,
     read,
     refuse,
+    shown,
     text,
 )
 
@@ -123,7 +124,7 @@ NO_OPS: dict[str, Parse] = {
 def check_model(requested: str | None, served: str) -> None:
     if requested is not None and requested != served:
         raise InvalidRequestError(
-            f"the model {requested!r} does not exist; this server has {served!r}",
+            f"the model {shown(requested)} does not exist; this server has {shown(served)}",
             param="model",
             code="model_not_found",
         )

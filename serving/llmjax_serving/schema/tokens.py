@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .chat import PROMPT, PROMPT_NO_OPS, ChatPrompt, chat_prompt
-from .fields import Field, array, boolean, mapping, read, text
+from .fields import Field, array, boolean, read, text
 from .sampling import Limits, token_ids
 
 TOKENIZE_TEXT: dict[str, Field] = {
@@ -42,9 +42,9 @@ class DetokenizeRequest:
     tokens: list[int]
 
 
-def parse_tokenize(body: Any) -> TokenizeRequest:
+def parse_tokenize(body: dict[str, Any]) -> TokenizeRequest:
     """Reads a prompt or chat messages. Raises InvalidRequestError."""
-    if "messages" in mapping(body, "the body"):
+    if "messages" in body:
         values = read(body, TOKENIZE_CHAT, PROMPT_NO_OPS)
         prompt: str | ChatPrompt = chat_prompt(values)
         special = False
@@ -54,7 +54,7 @@ def parse_tokenize(body: Any) -> TokenizeRequest:
     return TokenizeRequest(values["model"], prompt, special, values["return_token_strs"])
 
 
-def parse_detokenize(body: Any, limits: Limits) -> DetokenizeRequest:
+def parse_detokenize(body: dict[str, Any], limits: Limits) -> DetokenizeRequest:
     """Reads token ids of the model. Raises InvalidRequestError."""
-    values = read(mapping(body, "the body"), DETOKENIZE, {})
+    values = read(body, DETOKENIZE, {})
     return DetokenizeRequest(values["model"], token_ids(values["tokens"], limits, "tokens"))

@@ -130,8 +130,10 @@ void EachPiece(Call& call, int64_t M, std::initializer_list<Product> products, c
   int64_t tiles = 0;
   for (const Product& p : products) tiles += p.weight->tiles();
   const int64_t row_blocks = (M + kRowsOfPiece - 1) / kRowsOfPiece;
-  const int64_t step =
-      std::clamp<int64_t>(tiles * row_blocks / (call.threads() * 8), 1, M > 8 ? 8 : 64);
+  // Few rows: long runs of weights, which memory delivers best. Many: pieces that balance.
+  const int64_t pieces_of_thread = M <= 8 ? 2 : 8;
+  const int64_t step = std::max<int64_t>(
+      1, (tiles * row_blocks + call.threads() * pieces_of_thread - 1) / (call.threads() * pieces_of_thread));
   std::vector<Piece> pieces;
   for (const Product& p : products)
     for (int64_t tile = 0; tile < p.weight->tiles(); tile += step)
@@ -179,8 +181,8 @@ ffi::Error AttentionBlock(ffi::ThreadPool pool, F32 x, S32 query_starts, S32 kv_
                           F32 bq, F32 bk, F32 bv, F32 bo, F32 q_norm, F32 k_norm, F32 post_norm,
                           ffi::AnyBuffer k_in, ffi::AnyBuffer v_in, Out out,
                           ffi::Result<ffi::AnyBuffer> k_pages, ffi::Result<ffi::AnyBuffer> v_pages,
-                          ffi::Span<const int64_t> weights, int64_t head_dim, int64_t page_size,
-                          int64_t window, float eps, float scale, float softcap,
+                          ffi::Span<const int64_t> weights, int64_t layer,
+                          int64_t head_dim, int64_t page_size, int64_t window, float eps, float scale, float softcap,
                           float residual_scale) {
   if (k_in.untyped_data() != k_pages->untyped_data() ||
       v_in.untyped_data() != v_pages->untyped_data())
@@ -230,8 +232,9 @@ ffi::Error AttentionBlock(ffi::ThreadPool pool, F32 x, S32 query_starts, S32 kv_
   a.kv_lens = kv_lens.typed_data();
   a.block_tables = block_tables.typed_data();
   a.kv_type = k_in.element_type() == ffi::BF16 ? KVType::kBfloat16 : KVType::kFloat32;
-  a.k_pages = k_pages->untyped_data();
-  a.v_pages = v_pages->untyped_data();
+  const size_t layer_bytes = k_in.size_bytes() / k_in.dimensions()[0] * layer;
+  a.k_pages = static_cast<char*>(k_pages->untyped_data()) + layer_bytes;
+  a.v_pages = static_cast<char*>(v_pages->untyped_data()) + layer_bytes;
   a.out = attended;
 
   call.Ranges(M, 8, [&](int64_t begin, int64_t end) {
@@ -328,7 +331,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(
         ARG(F32) ARG(F32) ARG(F32) ARG(ffi::AnyBuffer) ARG(ffi::AnyBuffer)
         .Ret<F32>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>()
         .Attr<ffi::Span<const int64_t>>("weights")
-        .Attr<int64_t>("head_dim").Attr<int64_t>("page_size").Attr<int64_t>("window")
+        .Attr<int64_t>("layer").Attr<int64_t>("head_dim").Attr<int64_t>("page_size").Attr<int64_t>("window")
         .Attr<float>("eps").Attr<float>("scale").Attr<float>("softcap")
         .Attr<float>("residual_scale"));
 

@@ -31,7 +31,7 @@ template <int kBits, int kGroup, bool kMinima, bool kTable, int kRows>
 void QuantisedTile(const Weight& w, int64_t tile, const Activations& a, int64_t row, F32* out) {
   constexpr int kBlock = 64 * kBits;  // bytes of 32 k
   constexpr int kHalves = 32 / kGroup;
-  constexpr int kAhead = 8192;  // bytes: memory answers in about the time these take
+  constexpr int kAhead = 16384;  // bytes: memory answers in about the time these take
   const int64_t K = w.K, blocks = K / 32;
   const uint8_t* codes = w.tile(tile);
   const uint8_t* scales = codes + w.format.code_bytes(K);
@@ -41,6 +41,10 @@ void QuantisedTile(const Weight& w, int64_t tile, const Activations& a, int64_t 
   F32 sum[kRows] = {};
   for (int64_t b = 0; b < blocks; ++b, codes += kBlock) {
     for (int line = 0; line < kBlock; line += 64) Prefetch(codes + kAhead + line);
+    if (b % (64 / 32 / kHalves) == 0) {
+      Prefetch(scales + kAhead + b * kHalves * 32);
+      if constexpr (kMinima) Prefetch(minima + kAhead + b * kHalves * 32);
+    }
     for (int half = 0; half < kHalves; ++half) {
       I32 dot[kRows];
       for (int r = 0; r < kRows; ++r) {

@@ -47,6 +47,9 @@ class Team {
   }
 
  private:
+  // As long as the gaps between a step's calls: waking a helper costs about as much.
+  static constexpr std::chrono::microseconds kPatience{200};
+
   // Does one piece; false where none is left.
   bool Work() {
     uint64_t state = state_.load(std::memory_order_acquire);
@@ -62,17 +65,17 @@ class Team {
 
   void Help() {
     using Clock = std::chrono::steady_clock;
-    auto last = Clock::now();
-    for (int spins = 0;; ++spins) {
-      if (Work()) {
-        spins = 0;
-        continue;
+    while (true) {
+      const auto idle_since = Clock::now();
+      int spins = 0;
+      for (; !Work(); ++spins) {
+        Pause();
+        if (spins % 64 == 63 && Clock::now() - idle_since > kPatience) {
+          helpers_.fetch_sub(1, std::memory_order_relaxed);
+          return;
+        }
       }
-      if (spins == 0) last = Clock::now();
-      if (spins % 64 == 63 && Clock::now() - last > std::chrono::microseconds(200)) break;
-      Pause();
     }
-    helpers_.fetch_sub(1, std::memory_order_relaxed);
   }
 
   static void Pause() {

@@ -1,0 +1,82 @@
+"""What users are told of the values they give. No jax."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+MOST_SHOWN = 80
+"""Characters of a value that a message quotes."""
+
+_WORDS = {
+    int: ("an integer", "integers"),
+    float: ("a number", "numbers"),
+    str: ("a string", "strings"),
+    bool: ("True or False", "booleans"),
+    NoneType: ("None", "None"),
+}
+"""What a type is called, alone and as many."""
+
+
+def cut(text: str) -> str:
+    """`text`, short enough to quote in a message."""
+    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
+
+
+def shown(value: object) -> str:
+    """`value` as Python writes it, short enough for a message."""
+    try:
+        return cut(repr(value))
+    except Exception:  # an integer of thousands of digits, or a repr that is broken
+        return f"<{type(value).__name__}>"
+
+
+def type_errors(instance: Any) -> Iterator[tuple[str, str]]:
+    """(field, what is wrong) of each field of a dataclass whose value is not of its type."""
+    for name, hint in _hints(instance.__class__).items():
+        value = getattr(instance, name)
+        if not _matches(value, hint):
+            yield name, f"{name} is {shown(value)}, allowed: {_described(hint)}"
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    hints = get_type_hints(cls)
+    return {field.name: hints[field.name] for field in fields(cls)}
+
+
+def _matches(value: Any, hint: Any) -> bool:
+    """Whether `value` is of a type; lists and tuples stand for each other, integers for floats."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (UnionType, Union):
+        return any(_matches(value, arg) for arg in args)
+    if origin in (tuple, list):
+        return isinstance(value, tuple | list) and all(_matches(item, args[0]) for item in value)
+    if origin is dict:
+        key, item = args
+        return isinstance(value, dict) and all(
+            _matches(k, key) and _matches(v, item) for k, v in value.items()
+        )
+    if origin is Literal:
+        return value in args
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, int | float if hint is float else hint)
+
+
+def _described(hint: Any) -> str:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (UnionType, Union):
+        # A tuple and a list of the same are one thing to a reader.
+        *most, last = dict.fromkeys(map(_described, args))
+        return f"{', '.join(most)} or {last}" if most else last
+    if origin in (tuple, list):
+        return f"a list of {_WORDS[args[0]][1]}" if args[0] in _WORDS else "a list"
+    if origin is Literal:
+        return " or ".join(map(repr, args))
+    if origin is dict:
+        return "a dict from {} to {}".format(*(_WORDS[arg][1] for arg in args))
+    return _WORDS[hint][0] if hint in _WORDS else f"a {hint.__name__}"
