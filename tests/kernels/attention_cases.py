@@ -154,15 +154,16 @@ class Sequences:
     """
 
     def __init__(self, case: Case, runs: list[tuple[int, int]], rng: np.random.Generator):
-        self.case, self.runs = case, runs
+        self.case = case
+        runs = [run if run[1] else (0, 0) for run in runs]
         counts = [count for _, count in runs]
         self.starts = np.cumsum([0, *counts]).astype(np.int32)
-        self.kv_lens = np.array([sum(run) if run[1] else 0 for run in runs], np.int32)
+        self.kv_lens = np.array([sum(run) for run in runs], np.int32)
         needed = -(-self.kv_lens // case.page_size)
         self.num_pages = int(needed.sum()) + 3
         ids = rng.permutation(self.num_pages)
         # What lies behind a sequence's pages is the last one, which no sequence owns.
-        self.tables = np.full((len(runs), max(needed)), ids[-1], np.int32)
+        self.tables = np.full((len(runs), max(1, *needed)), ids[-1], np.int32)
         for s, count in enumerate(needed):
             self.tables[s, :count], ids = ids[:count], ids[count:]
         shape = (self.num_pages, case.page_size, case.kv_heads, case.head_dim)

@@ -68,6 +68,7 @@ def random_rows(
 ) -> RandomWeight:
     """Every code is as likely as any; blocks' scales are between a tenth of `scale` and it."""
     block, nbytes = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
+    assert K % block == 0
     rows = rng.integers(0, 256, (N, K // block * nbytes), np.uint8)
     blocks = _blocks(rows, type_name)
     for offset in (SCALE_AT.get(type_name, 0), MINIMUM_AT.get(type_name)):

@@ -79,7 +79,7 @@ def test_takes_quantised_and_float_weights_together(kv_dtype):
 
 INVARIANT = {
     "quantised, window": Case(
-        heads=6, formats=("Q4_1", "Q8_0", "Q5_0", "Q6_K"), width=64, head_dim=64, window=50
+        heads=4, formats=("Q4_1", "Q8_0", "Q5_0", "Q6_K"), width=64, head_dim=64, window=50
     ),
     "float, bfloat16 pages": Case(heads=4, kv_heads=1, kv_dtype="bfloat16", page_size=32),
     "softcap": Case(softcap=2.0, qk_norm="head", post_norm=True),
