@@ -190,15 +190,15 @@ class Sequences:
     def native_pages(self) -> PagedKV:
         """All layers' pages: NaN wherever no sequence has been."""
 
-        def pages(values: np.ndarray) -> Array:
+        def pages(values: np.ndarray) -> np.ndarray:
             layers = np.full((LAYERS, *values.shape), np.nan, np.float32)
             layers[LAYER] = np.where(self.before[..., None, None], values, np.nan)
-            return jnp.asarray(layers.astype(self.case.kv_dtype))
+            return layers.astype(self.case.kv_dtype)
 
         return PagedKV(to_native_keys(pages(self.k)), pages(self.v).swapaxes(2, 3))
 
 
-def to_native_keys(k: Array) -> Array:
+def to_native_keys(k: np.ndarray) -> np.ndarray:
     L, pages, page_size, heads, head_dim = k.shape
     lanes = k.reshape(L, pages, page_size // LANES, LANES, heads, head_dim)
     return lanes.transpose(0, 1, 4, 2, 5, 3)
@@ -207,8 +207,9 @@ def to_native_keys(k: Array) -> Array:
 def from_native(kv: PagedKV) -> tuple[np.ndarray, np.ndarray]:
     """Keys and values as float32 [L, pages, page_size, K, H]."""
     L, pages, heads, page_size, head_dim = kv.v.shape
-    k = kv.k.transpose(0, 1, 3, 5, 2, 4).reshape(L, pages, page_size, heads, head_dim)
-    return np.asarray(k, np.float32), np.asarray(kv.v.swapaxes(2, 3), np.float32)
+    k = np.asarray(kv.k, np.float32).transpose(0, 1, 3, 5, 2, 4)
+    k = k.reshape(L, pages, page_size, heads, head_dim)
+    return k, np.asarray(kv.v, np.float32).swapaxes(2, 3)
 
 
 def rms_norm(x: Array, weight: Array) -> Array:

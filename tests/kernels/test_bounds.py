@@ -29,7 +29,7 @@ anywhere = st.one_of(
 
 @pytest.mark.every_isa
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_any_sequences(name, data):
     """What lies behind a sequence's pages in the block tables is nothing to go by."""

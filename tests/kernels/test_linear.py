@@ -80,6 +80,31 @@ def test_float_weights_of_any_width(format, K):
     assert (np.abs(out - x @ values.T) <= error_bound(x, values, magnitude, False)).all()
 
 
+@pytest.mark.every_isa
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_so_and_in_its_row(format, value):
+    rng = np.random.default_rng(0)
+    weight, _ = random_weight(format, 17, 256, rng)
+    x = activations(5, 256, rng)
+    rows = np.array([5], np.int32)
+    expected = np.array(linear(x, Projection(weight), rows))
+    for place in (0, 15, 16, 31, 255):
+        broken = x.copy()
+        broken[3, place] = value
+        found = np.asarray(linear(broken, Projection(weight), rows))
+        assert not np.isfinite(found[3]).any()
+        np.testing.assert_array_equal(np.delete(found, 3, 0), np.delete(expected, 3, 0))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_vanishing_activations_give_vanishing_products(format):
+    weight, _ = random_weight(format, 17, 256, np.random.default_rng(0))
+    x = np.full((1, 256), 1e-39, np.float32) * np.resize([1, -1, 1], 256)
+    out = np.asarray(linear(x.astype(np.float32), Projection(weight), np.array([1], np.int32)))
+    assert (np.abs(out) < 1e-30).all()
+
+
 def test_no_rows_at_all():
     weight, _ = random_weight("Q4_0", 17, 32, np.random.default_rng(0))
     out = linear(np.ones((3, 32), np.float32), Projection(weight), np.array([0]))

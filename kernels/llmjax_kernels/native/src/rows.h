@@ -41,16 +41,21 @@ inline void QuantizeRow(const float* x, int64_t K, int64_t row, const Activation
     const F32 low = Load<F32>(x), high = Load<F32>(x + kLanes);
     const F32 magnitude = Max(Max(low, -low), Max(high, -high));
     const float largest = MaxOf(magnitude);
-    const float scale = largest / 127.0f;
-    const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+    float scale = largest / 127.0f;
+    const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;  // finite
     int32_t sums[2];
     for (int half = 0; half < 2; ++half) {
-      const F32 rounded = Round((half ? high : low) * inverse);
+      F32 rounded = Round((half ? high : low) * inverse);
+      float sum = Sum(rounded);  // small integers: exact in any order
+      if (!(std::fabs(sum) <= 127 * kLanes)) {
+        scale = NAN;  // what is not finite makes the whole row so
+        sum = 0;
+        rounded = F32{};
+      }
       const I32 integers = __builtin_convertvector(rounded, I32);
       typedef int8_t I8x16 __attribute__((vector_size(16)));
       Store(codes + half * kLanes, __builtin_convertvector(integers, I8x16));
-      // Small integers: exact in any order.
-      sums[half] = int32_t(Sum(rounded));
+      sums[half] = int32_t(sum);
     }
     const int64_t at = row * groups + g;
     out.scales[at] = scale;
