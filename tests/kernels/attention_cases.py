@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from random_weights import pack_floats, random_rows, unpacked
+from random_weights import random_rows, unpacked
 
 from llmjax.nn.rope import Rotation, rotate
 from llmjax_kernels.layout import PagedKV, RaggedBatch, make_ragged_batch
 from llmjax_kernels.native.blocks import LANES, Projection, QKNorm, Residual, attention_block
-from llmjax_kernels.packed import PackedWeight
+from llmjax_kernels.packed import PackedWeight, pack_float
 from llmjax_kernels.paged_attention import AttentionSpec, paged_attention
 
 EPS = 1e-5
@@ -223,7 +223,7 @@ def project(x: Array, p: Projection) -> Array:
 
 def _weight(format: str, N: int, K: int, rng: np.random.Generator) -> PackedWeight:
     if format == "float32":
-        return pack_floats((rng.standard_normal((N, K)) / np.sqrt(K)).astype(np.float32))
+        return pack_float((rng.standard_normal((N, K)) / np.sqrt(K)).astype(np.float32))
     seed = rng.integers(1000)
     spread = random_rows(format, N, K, np.random.default_rng(seed), 1.0).values.std()
     scale = 1 / (spread * np.sqrt(K))

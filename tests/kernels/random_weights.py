@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-from llmjax_kernels.packed import GGUF_FORMATS, FloatPacker, PackedWeight, pack_gguf
+from llmjax_kernels.packed import GGUF_FORMATS, PackedWeight, pack_float, pack_gguf
 
 # Where a block has its float16 scale, and its float16 minimum.
 SCALE_AT = {
@@ -79,19 +79,13 @@ def random_rows(
     return RandomWeight(type_name, K, rows)
 
 
-def pack_floats(values: np.ndarray) -> PackedWeight:
-    packer = FloatPacker(values.shape, values.dtype)
-    packer.add(0, values)
-    return packer.done()
-
-
 def random_weight(
     format: str, N: int, K: int, rng: np.random.Generator
 ) -> tuple[PackedWeight, np.ndarray]:
     """A packed weight, and how large the numbers are that its values are sums of, [N, K]."""
     if format in FLOATS:
         values = rng.standard_normal((N, K)).astype(FLOATS[format])
-        return pack_floats(values), np.abs(values.astype(np.float32))
+        return pack_float(values), np.abs(values.astype(np.float32))
     weight = random_rows(format, N, K, rng)
     return weight.pack(), np.abs(weight.product) + np.abs(weight.minimum)
 

@@ -77,6 +77,37 @@ def test_takes_quantised_and_float_weights_together(kv_dtype):
     assert error < 0.02  # of 8-bit activations
 
 
+LONG = {
+    "float32": Case(heads=3, kv_heads=1),
+    "window": Case(window=900, softcap=2.0),
+    "short window, bfloat16": Case(window=40, kv_dtype="bfloat16", page_size=32),
+}
+
+
+@pytest.mark.every_isa
+@pytest.mark.parametrize("case", LONG.values(), ids=LONG)
+def test_a_long_context_is_shared_by_threads(case, set_threads):
+    """Bit for bit the same as on one, and as among other sequences."""
+    layer = Layer(case)
+    for before in (511, 512, 1030, 1600):
+        sequences = Sequences(case, [(before, 1)], np.random.default_rng(1))
+        x = np.random.default_rng(2).standard_normal((3, case.width)).astype(np.float32)
+        expected, _ = layer.reference(x, sequences.reference_pages, *sequences.batch)
+        set_threads(1)
+        alone, _ = layer.native(x, sequences.native_pages, *sequences.batch)
+        tolerance = 2e-3 if case.kv_dtype == "bfloat16" else 2e-5
+        np.testing.assert_allclose(alone[0], expected[0], tolerance, tolerance)
+        for threads in (2, 3, 8):
+            set_threads(threads)
+            shared, _ = layer.native(x, sequences.native_pages, *sequences.batch)
+            np.testing.assert_array_equal(shared, alone)
+        starts, kv_lens, tables = sequences.batch
+        crowd = (np.arange(4, dtype=np.int32), np.repeat(kv_lens, 3), np.repeat(tables, 3, 0))
+        same = np.repeat(x[:1], 3, 0)
+        among, _ = layer.native(same, sequences.native_pages, *crowd)
+        np.testing.assert_array_equal(among, np.repeat(alone[:1], 3, 0))
+
+
 INVARIANT = {
     "quantised, window": Case(
         heads=4, formats=("Q4_1", "Q8_0", "Q5_0", "Q6_K"), width=64, head_dim=64, window=50

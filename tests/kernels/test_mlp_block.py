@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import EPS, project, rms_norm
-from random_weights import pack_floats, random_rows
+from random_weights import random_rows
 
 from llmjax.nn.mlp import ACTIVATIONS
 from llmjax_kernels.native.blocks import Projection, Residual, mlp_block
+from llmjax_kernels.packed import pack_float
 
 ROWS, TOKENS, D, F = 70, 67, 37, 83
 
@@ -20,7 +21,7 @@ def vector(rng: np.random.Generator, size: int, about: float = 0.0) -> jax.Array
 
 
 def floats(rng: np.random.Generator, N: int, K: int) -> Projection:
-    weight = pack_floats((rng.standard_normal((N, K)) / np.sqrt(K)).astype(np.float32))
+    weight = pack_float((rng.standard_normal((N, K)) / np.sqrt(K)).astype(np.float32))
     return Projection(weight, vector(rng, N))
 
 
@@ -54,7 +55,7 @@ def test_agrees_with_jax_nn(activation, plain):
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_extreme_gates_saturate(activation):
     x = np.array([[-1e4, -90.0, -20, 0.0, 20, 88, 90, 1e4]], np.float32).T
-    one = Projection(pack_floats(np.ones((1, 1), np.float32)))
+    one = Projection(pack_float(np.ones((1, 1), np.float32)))
     found = mlp_block(x, None, one, one, one, activation, Residual(), EPS, np.array([8], np.int32))
     expected = x + np.asarray(ACTIVATIONS[activation](x)) * x
     np.testing.assert_allclose(found, expected, 1e-5, 1e-5)

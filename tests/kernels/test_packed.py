@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 import pytest
-from random_weights import FLOATS, block_size, pack_floats, random_rows, unpacked
+from random_weights import FLOATS, block_size, random_rows, unpacked
 
-from llmjax_kernels.packed import GGUF_FORMATS, FloatPacker, pack_gguf, packs_gguf
+from llmjax_kernels import packed
+from llmjax_kernels.packed import GGUF_FORMATS, Arena, float_format, gguf_format, pack_float, pack_gguf
 
 EXACT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL")
 """Types whose blocks hold the float16 scales themselves."""
@@ -20,14 +20,14 @@ HALF = 2.0**-11
 @pytest.mark.parametrize("type_name", GGUF_FORMATS)
 def test_unpacks_to_what_the_gguf_package_dequantises(type_name, N, blocks):
     weight = random_rows(type_name, N, blocks * block_size(type_name), np.random.default_rng(N))
-    packed = weight.pack()
-    assert packed.shape == weight.values.shape
-    found = np.asarray(unpacked(packed))
+    stored = weight.pack()
+    assert stored.shape == weight.values.shape
+    found = np.asarray(unpacked(stored))
     if type_name in EXACT:
         np.testing.assert_array_equal(found, weight.values)
     bound = HALF * (np.abs(weight.product) + np.abs(weight.minimum))
     # A scale far below the greatest becomes subnormal: no finer than 2^-24 of the unit.
-    bound += 2.0 ** (packed.exponent - 25) * 127
+    bound += 2.0 ** (stored.exponent - 25) * 127
     assert (np.abs(found - weight.values) <= bound).all()
 
 
@@ -51,24 +51,34 @@ def test_a_weight_of_zeros_and_one_of_no_rows(type_name):
 @pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
 def test_floats_are_packed_as_they_are(dtype, shape):
     values = np.random.default_rng(0).standard_normal(shape).astype(dtype)
-    packed = pack_floats(values)
-    assert packed.shape == shape
-    np.testing.assert_array_equal(unpacked(packed), values.astype(np.float32))
-    np.testing.assert_array_equal(packed[1:, 0], values[1:, 0].astype(np.float32))
+    weight = pack_float(values)
+    assert weight.shape == shape
+    np.testing.assert_array_equal(unpacked(weight), values.astype(np.float32))
+    np.testing.assert_array_equal(weight[1:, 0], values[1:, 0].astype(np.float32))
 
 
-def test_floats_are_packed_by_blocks_of_rows_and_converted():
-    values = np.random.default_rng(0).standard_normal((83, 33)).astype(np.float32)
-    packer = FloatPacker(values.shape, np.dtype(ml_dtypes.bfloat16))
-    for start in (48, 0, 16, 64):
-        stop = {48: 64, 0: 16, 16: 48, 64: 83}[start]
-        packer.add(start, values[start:stop])
-    expected = values.astype(ml_dtypes.bfloat16).astype(np.float32)
-    np.testing.assert_array_equal(unpacked(packer.done()), expected)
+def test_weights_share_an_arena(monkeypatch):
+    """One after the other, each in pieces of few rows."""
+    monkeypatch.setattr(packed, "BLOCK_WEIGHTS", 1)
+    rng = np.random.default_rng(0)
+    floats = rng.standard_normal((83, 33)).astype(np.float32)
+    gguf = {name: random_rows(name, 83, 256, rng) for name in GGUF_FORMATS}
+    sizes = [float_format(dtype).nbytes(83, 33) for dtype in FLOATS.values()]
+    sizes += [GGUF_FORMATS[name][1].nbytes(83, 256) for name in gguf]
+    arena = Arena(sum(sizes))
+    weights = {name: arena.pack_float(floats, 33, dtype) for name, dtype in FLOATS.items()}
+    weights |= {name: arena.pack_gguf(name, w.rows, 256) for name, w in gguf.items()}
+    weights = arena.to_device(weights)
+    assert [w.nbytes for w in weights.values()] == sizes
+    for name, dtype in FLOATS.items():
+        expected = floats.astype(dtype).astype(np.float32)
+        np.testing.assert_array_equal(unpacked(weights[name]), expected)
+    for name, w in gguf.items():
+        np.testing.assert_array_equal(unpacked(weights[name]), unpacked(w.pack()))
 
 
 def test_which_gguf_tensors_stay_quantised():
-    assert packs_gguf("Q4_1", 96)
-    assert not packs_gguf("Q4_1", 100)
-    assert not packs_gguf("IQ2_XXS", 256)
-    assert not packs_gguf("F16", 256)
+    assert gguf_format("Q4_1", 96) == GGUF_FORMATS["Q4_1"][1]
+    assert gguf_format("Q4_1", 100) is None
+    assert gguf_format("IQ2_XXS", 256) is None
+    assert gguf_format("F16", 256) is None

@@ -46,10 +46,17 @@ def collect() -> Iterator[tuple[str, str]]:
             yield package, "not installed"
     yield from cpu()
     yield from devices()
+    yield "kernels", kernels()
     for name, value in sorted(os.environ.items()):
         if name.startswith(ENVIRONMENT):
             secret = any(word in name for word in ("KEY", "TOKEN"))
             yield f"${name}", "(set)" if secret else value
+
+
+def kernels() -> str:
+    from llmjax_kernels import native
+
+    return f"native ({native.instruction_set()})" if native.available() else "XLA"
 
 
 def cpu() -> Iterator[tuple[str, str]]:

@@ -1,4 +1,5 @@
-// Paged attention: an online softmax over blocks of 64 keys at fixed positions.
+// Paged attention: an online softmax over blocks of 64 keys at fixed positions, begun anew
+// every 512 keys; the parts are merged in order, and threads may share a long context by them.
 //
 // A row (one query of one head) goes through the same operations in the same order whether it
 // is computed alone, with other heads, or in a tile of a prompt: a block that a row does not
@@ -15,6 +16,7 @@
 namespace {
 
 constexpr int kKeys = 64;  // of one block
+constexpr int64_t kSegment = 512;
 constexpr int kMaxHeadDim = 512;
 constexpr float kMasked = -1e30f;
 
@@ -85,31 +87,68 @@ void WriteToken(const AttentionArgs& a, int64_t seq, int64_t token) {
   }
 }
 
-template <typename T, int kRows>
-void AttendRows(const AttentionArgs& a, int64_t seq, int64_t row, int64_t kv_head) {
-  const int64_t H = a.head_dim, group = a.heads / a.kv_heads;
-  const int64_t start = a.query_starts[seq];
-  const int64_t first = a.kv_lens[seq] - (a.query_starts[seq + 1] - start);
+// What a row has seen of some keys: its greatest score, the sum of weights relative to that,
+// and the weighted sum of values.
+struct Softmax {
+  float largest = kMasked, total = 0;
+  alignas(64) float acc[kMaxHeadDim];
+
+  void Clear(int64_t H) {
+    largest = kMasked;
+    total = 0;
+    for (int64_t i = 0; i < H; i += kLanes) Store(acc + i, F32{});
+  }
+
+  // Adds later keys. Exact, bit for bit, where one of the two has seen nothing.
+  void Merge(float other_largest, float other_total, const float* other_acc, int64_t H) {
+    const float now = other_largest > largest ? other_largest : largest;
+    const float mine = Exp(Splat(largest - now))[0], theirs = Exp(Splat(other_largest - now))[0];
+    largest = now;
+    total = total * mine + other_total * theirs;
+    for (int64_t i = 0; i < H; i += kLanes)
+      Store(acc + i, MulAdd(Load<F32>(other_acc + i), Splat(theirs), Load<F32>(acc + i) * mine));
+  }
+
+  void Write(float* out, int64_t H) const {
+    const float inverse = 1.0f / (total > 1e-30f ? total : 1e-30f);
+    for (int64_t i = 0; i < H; i += kLanes) Store(out + i, Load<F32>(acc + i) * inverse);
+  }
+};
+
+// Where the queries of a run of rows are, and which keys they see at most.
+template <int kRows>
+struct QueryRows {
   const float* q[kRows];
   float* out[kRows];
   int32_t position[kRows];
-  for (int r = 0; r < kRows; ++r) {
-    const int64_t query = (row + r) / group, head = kv_head * group + (row + r) % group;
-    q[r] = a.q + (start + query) * a.q_stride + head * H;
-    out[r] = a.out + ((start + query) * a.heads + head) * H;
-    position[r] = int32_t(first + query);
+  int64_t begin, end;
+
+  QueryRows(const AttentionArgs& a, int64_t seq, int64_t row, int64_t kv_head) {
+    const int64_t H = a.head_dim, group = a.heads / a.kv_heads;
+    const int64_t start = a.query_starts[seq];
+    const int64_t first = a.kv_lens[seq] - (a.query_starts[seq + 1] - start);
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t query = (row + r) / group, head = kv_head * group + (row + r) % group;
+      q[r] = a.q + (start + query) * a.q_stride + head * H;
+      out[r] = a.out + ((start + query) * a.heads + head) * H;
+      position[r] = int32_t(first + query);
+    }
+    end = position[kRows - 1] + 1;
+    begin = a.window ? position[0] - a.window + 1 : 0;
+    begin = begin > 0 ? begin / kKeys * kKeys : 0;
   }
-  alignas(64) float acc[kRows][kMaxHeadDim];
+};
+
+// Keys [begin, end), which lie in one segment.
+template <typename T, int kRows>
+void AttendKeys(const AttentionArgs& a, int64_t seq, const QueryRows<kRows>& rows, int64_t kv_head,
+                int64_t begin, int64_t end, Softmax* state) {
+  const int64_t H = a.head_dim;
   alignas(64) float weight[kRows][kKeys];
-  float largest[kRows], total[kRows], shrink[kRows];
-  for (int r = 0; r < kRows; ++r) {
-    largest[r] = kMasked;
-    total[r] = 0;
-    for (int64_t i = 0; i < H; i += kLanes) Store(&acc[r][i], F32{});
-  }
-  const int64_t end = position[kRows - 1] + 1;
-  int64_t begin = a.window ? position[0] - a.window + 1 : 0;
-  begin = begin > 0 ? begin / kKeys * kKeys : 0;
+  float shrink[kRows];
+  const auto& q = rows.q;
+  const auto& position = rows.position;
+  for (int r = 0; r < kRows; ++r) state[r].Clear(H);
   const I32 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   for (int64_t block = begin; block < end; block += kKeys) {
     const int64_t keys = end - block < kKeys ? end - block : kKeys;
@@ -117,9 +156,18 @@ void AttendRows(const AttentionArgs& a, int64_t seq, int64_t row, int64_t kv_hea
     for (int r = 0; r < kRows; ++r) best[r] = Splat(kMasked);
     for (int64_t at = 0; at < keys; at += kLanes) {
       const int64_t slot = (block + at) % a.page_size;
-      const T* k = Page<T>(a, seq, block + at, kv_head).k + slot * H;
+      const Page<T> page(a, seq, block + at, kv_head);
+      const T* k = page.k + slot * H;
+      // Pages lie anywhere: without this each would be waited for.
+      const T* v = page.v + slot * H;
+      const int64_t next = block + at + kLanes < end ? block + at + kLanes : block + at;
+      const T* next_k = Page<T>(a, seq, next, kv_head).k + next % a.page_size * H;
       F32 score[kRows] = {};
       for (int64_t i = 0; i < H; ++i) {
+        if (i * kLanes * sizeof(T) % 64 == 0) {
+          Prefetch(v + i * kLanes);
+          Prefetch(next_k + i * kLanes);
+        }
         const F32 channel = LoadAsFloat(k + i * kLanes);
         for (int r = 0; r < kRows; ++r) score[r] = MulAdd(channel, Splat(q[r][i]), score[r]);
       }
@@ -135,9 +183,9 @@ void AttendRows(const AttentionArgs& a, int64_t seq, int64_t row, int64_t kv_hea
     }
     for (int r = 0; r < kRows; ++r) {
       const float block_best = MaxOf(best[r]);
-      const float now = block_best > largest[r] ? block_best : largest[r];
-      shrink[r] = Exp(Splat(largest[r] - now))[0];
-      largest[r] = now;
+      const float now = block_best > state[r].largest ? block_best : state[r].largest;
+      shrink[r] = Exp(Splat(state[r].largest - now))[0];
+      state[r].largest = now;
       F32 sum{};
       for (int64_t at = 0; at < keys; at += kLanes) {
         const F32 s = Load<F32>(&weight[r][at]);
@@ -145,11 +193,11 @@ void AttendRows(const AttentionArgs& a, int64_t seq, int64_t row, int64_t kv_hea
         sum += p;
         Store(&weight[r][at], p);
       }
-      total[r] = total[r] * shrink[r] + Sum(sum);
+      state[r].total = state[r].total * shrink[r] + Sum(sum);
     }
     for (int64_t i = 0; i < H; i += kLanes) {
       F32 value[kRows];
-      for (int r = 0; r < kRows; ++r) value[r] = Load<F32>(&acc[r][i]) * shrink[r];
+      for (int r = 0; r < kRows; ++r) value[r] = Load<F32>(state[r].acc + i) * shrink[r];
       for (int64_t at = 0; at < keys; at += kLanes) {
         const int64_t slot = (block + at) % a.page_size;
         const T* v = Page<T>(a, seq, block + at, kv_head).v + slot * H + i;
@@ -160,27 +208,66 @@ void AttendRows(const AttentionArgs& a, int64_t seq, int64_t row, int64_t kv_hea
             value[r] = MulAdd(channel, Splat(weight[r][at + t]), value[r]);
         }
       }
-      for (int r = 0; r < kRows; ++r) Store(&acc[r][i], value[r]);
+      for (int r = 0; r < kRows; ++r) Store(state[r].acc + i, value[r]);
     }
   }
-  for (int r = 0; r < kRows; ++r) {
-    const float inverse = 1.0f / (total[r] > 1e-30f ? total[r] : 1e-30f);
-    for (int64_t i = 0; i < H; i += kLanes) Store(out[r] + i, Load<F32>(&acc[r][i]) * inverse);
+}
+
+// All that rows see, or their part of one segment (`part` not null) as [rows, 2 + H] floats.
+template <typename T, int kRows>
+void AttendRows(const AttentionArgs& a, int64_t seq, int64_t row, int64_t kv_head, int64_t segment,
+                float* part) {
+  const int64_t H = a.head_dim;
+  const QueryRows<kRows> rows(a, seq, row, kv_head);
+  Softmax state[kRows], all[kRows];
+  const auto attend = [&](int64_t s) {
+    const int64_t begin = s * kSegment > rows.begin ? s * kSegment : rows.begin;
+    const int64_t end = (s + 1) * kSegment < rows.end ? (s + 1) * kSegment : rows.end;
+    AttendKeys<T, kRows>(a, seq, rows, kv_head, begin, end, state);
+  };
+  if (part) {
+    attend(segment);
+    for (int r = 0; r < kRows; ++r, part += 2 + H) {
+      part[0] = state[r].largest;
+      part[1] = state[r].total;
+      std::memcpy(part + 2, state[r].acc, H * sizeof(float));
+    }
+    return;
+  }
+  for (int r = 0; r < kRows; ++r) all[r].Clear(H);
+  for (int64_t s = rows.begin / kSegment; s * kSegment < rows.end; ++s) {
+    attend(s);
+    for (int r = 0; r < kRows; ++r) all[r].Merge(state[r].largest, state[r].total, state[r].acc, H);
+  }
+  for (int r = 0; r < kRows; ++r) all[r].Write(rows.out[r], H);
+}
+
+// Puts the parts [segments, rows, 2 + H] of rows [begin, end) together.
+void MergeParts(const AttentionArgs& a, int64_t seq, int64_t begin, int64_t end, int64_t kv_head,
+                const float* parts, int64_t segments) {
+  const int64_t H = a.head_dim, rows = end - begin;
+  Softmax all;
+  for (int64_t row = begin; row < end; ++row) {
+    all.Clear(H);
+    for (int64_t s = 0; s < segments; ++s) {
+      const float* part = parts + (s * rows + row - begin) * (2 + H);
+      all.Merge(part[0], part[1], part + 2, H);
+    }
+    all.Write(QueryRows<1>(a, seq, row, kv_head).out[0], H);
   }
 }
 
 // As many rows at once as there are, up to kMaxRows: for each such number a function of its own.
 template <typename T, int kRows>
-void AttendUpTo(const AttentionArgs& a, int64_t seq, int64_t begin, int64_t end, int64_t kv_head) {
-  for (; end - begin >= kRows; begin += kRows) AttendRows<T, kRows>(a, seq, begin, kv_head);
-  if constexpr (kRows > 1) {
-    if (begin < end) AttendUpTo<T, kRows - 1>(a, seq, begin, end, kv_head);
+void AttendUpTo(const AttentionArgs& a, int64_t seq, int64_t begin, int64_t end, int64_t kv_head,
+                int64_t segment, float* part) {
+  for (; end - begin >= kRows; begin += kRows) {
+    AttendRows<T, kRows>(a, seq, begin, kv_head, segment, part);
+    if (part) part += kRows * (2 + a.head_dim);
   }
-}
-
-template <typename T>
-void Attend(const AttentionArgs& a, int64_t seq, int64_t begin, int64_t end, int64_t kv_head) {
-  AttendUpTo<T, kMaxRows>(a, seq, begin, end, kv_head);
+  if constexpr (kRows > 1) {
+    if (begin < end) AttendUpTo<T, kRows - 1>(a, seq, begin, end, kv_head, segment, part);
+  }
 }
 
 }  // namespace

@@ -79,10 +79,10 @@ class Call {
   size_t used_ = 0;
 };
 
-// A weight from its buffer and the attributes that describe it: format, N, K, scale exponent.
+// A weight from its buffer and the attributes that describe it: offset, format, N, K, exponent.
 Weight MakeWeight(const U8& data, ffi::Span<const int64_t> about, int index) {
-  const int64_t* a = about.begin() + 4 * index;
-  return {data.typed_data(), Format::Decode(a[0]), a[1], a[2], std::ldexp(1.0f, int(a[3]))};
+  const int64_t* a = about.begin() + 5 * index;
+  return {data.typed_data() + a[0], Format::Decode(a[1]), a[2], a[3], std::ldexp(1.0f, int(a[4]))};
 }
 
 // Rows of `x`, normed if `norm` or `always`, as the weights that follow read them.
@@ -96,8 +96,8 @@ Activations Prepare(Call& call, const float* x, int64_t M, int64_t K, const floa
   if (codes) {
     a.codes = call.Scratch<int8_t>(M * K);
     a.scales = call.Scratch<float>(M * K / 32);
-    a.sums = call.Scratch<int32_t>(M * K / 32);
-    a.half_sums = call.Scratch<int32_t>(M * K / 16);
+    a.sums = call.Scratch<float>(M * K / 32);
+    a.half_sums = call.Scratch<float>(M * K / 16);
   }
   if (!codes && !norm) return a;
   const Kernels& kernels = BestKernels();
@@ -200,6 +200,55 @@ bool Within(const S32& num_rows, int64_t rows) {
   return num_rows.typed_data()[0] >= 0 && num_rows.typed_data()[0] <= rows;
 }
 
+// Shares out sequences, heads and runs of queries; and where those are too few for the threads,
+// the segments of a long context too.
+void AttendAll(Call& call, const AttentionArgs& a) {
+  struct Item {
+    int64_t seq, begin, end, kv_head, first, segments;  // segments 0: all, in one piece
+    float* parts;
+  };
+  const Kernels& kernels = BestKernels();
+  const int64_t group = a.heads / a.kv_heads, M = a.query_starts[a.num_seqs];
+  const bool few = M * a.kv_heads < 4 * call.threads();
+  std::vector<Item> items;
+  for (int64_t seq = 0; seq < a.num_seqs; ++seq) {
+    const int64_t queries = a.query_starts[seq + 1] - a.query_starts[seq];
+    const int64_t end = a.kv_lens[seq], oldest = end - queries - a.window + 1;
+    const int64_t first = a.window && oldest > 0 ? oldest / kernels.segment : 0;
+    const int64_t segments = (end + kernels.segment - 1) / kernels.segment - first;
+    const bool split = few && queries == 1 && segments > 1 && call.threads() > 1;
+    for (int64_t head = 0; head < a.kv_heads; ++head)
+      for (int64_t row = 0; row < queries * group; row += 32)
+        items.push_back({seq, row, std::min(queries * group, row + 32), head, first,
+                         split ? segments : 0, nullptr});
+  }
+  struct Piece {
+    const Item* item;
+    int64_t segment;
+  };
+  std::vector<Piece> pieces;
+  bool any_split = false;
+  for (Item& t : items) {
+    if (t.segments) {
+      t.parts = call.Scratch<float>(t.segments * (t.end - t.begin) * (2 + a.head_dim));
+      any_split = true;
+    }
+    for (int64_t s = 0; s < std::max<int64_t>(t.segments, 1); ++s) pieces.push_back({&t, s});
+  }
+  call.Each(int64_t(pieces.size()), [&](int64_t i) {
+    const Item& t = *pieces[i].item;
+    const int64_t s = pieces[i].segment;
+    float* part = t.segments ? t.parts + s * (t.end - t.begin) * (2 + a.head_dim) : nullptr;
+    kernels.attend(a, t.seq, t.begin, t.end, t.kv_head, t.first + s, part);
+  });
+  if (!any_split) return;
+  call.Each(int64_t(items.size()), [&](int64_t i) {
+    const Item& t = items[i];
+    if (t.segments)
+      kernels.merge_parts(a, t.seq, t.begin, t.end, t.kv_head, t.parts, t.segments);
+  });
+}
+
 ffi::Error AttentionBlock(ffi::ThreadPool pool, F32 x, S32 query_starts, S32 kv_lens,
                           S32 block_tables, F32 cos, F32 sin, F32 norm, U8 wq, U8 wk, U8 wv, U8 wo,
                           F32 bq, F32 bk, F32 bv, F32 bo, F32 q_norm, F32 k_norm, F32 post_norm,
@@ -276,21 +325,7 @@ ffi::Error AttentionBlock(ffi::ThreadPool pool, F32 x, S32 query_starts, S32 kv_
     }
   });
 
-  struct Item {
-    int64_t seq, begin, end, kv_head;
-  };
-  std::vector<Item> items;
-  const int64_t group = a.heads / a.kv_heads;
-  for (int64_t seq = 0; seq < S; ++seq) {
-    const int64_t queries = (starts[seq + 1] - starts[seq]) * group;
-    for (int64_t head = 0; head < a.kv_heads; ++head)
-      for (int64_t row = 0; row < queries; row += 32)
-        items.push_back({seq, row, std::min(queries, row + 32), head});
-  }
-  call.Each(int64_t(items.size()), [&](int64_t i) {
-    const Item& t = items[i];
-    kernels.attend(a, t.seq, t.begin, t.end, t.kv_head);
-  });
+  AttendAll(call, a);
 
   const Activations mixed = Prepare(call, attended, M, q.N, nullptr, 0, {&o});
   MultiplyAdd(call, mixed, M, rows, o, Optional(bo), Optional(post_norm), eps, x.typed_data(),

@@ -132,9 +132,12 @@ void AttentionWrite(const AttentionArgs& a, int64_t seq, int64_t token) {
   else WriteToken<float>(a, seq, token);
 }
 
-void AttendAny(const AttentionArgs& a, int64_t seq, int64_t begin, int64_t end, int64_t kv_head) {
-  if (a.kv_type == KVType::kBfloat16) Attend<uint16_t>(a, seq, begin, end, kv_head);
-  else Attend<float>(a, seq, begin, end, kv_head);
+void Attend(const AttentionArgs& a, int64_t seq, int64_t begin, int64_t end, int64_t kv_head,
+            int64_t segment, float* part) {
+  if (a.kv_type == KVType::kBfloat16)
+    AttendUpTo<uint16_t, kMaxRows>(a, seq, begin, end, kv_head, segment, part);
+  else
+    AttendUpTo<float, kMaxRows>(a, seq, begin, end, kv_head, segment, part);
 }
 
 bool Supports(Format f) { return Tile(f, 1) != nullptr; }
@@ -149,5 +152,5 @@ bool Supports(Format f) { return Tile(f, 1) != nullptr; }
 extern const Kernels LLMJAX_JOIN(kKernels_, LLMJAX_ISA);
 const Kernels LLMJAX_JOIN(kKernels_, LLMJAX_ISA) = {
     LLMJAX_STR(LLMJAX_ISA), RmsNormRow, QuantizeRow, Supports, Matmul,
-    Gated, AttentionWrite, AttendAny, Row,
+    Gated, AttentionWrite, Attend, MergeParts, kSegment, Row,
 };

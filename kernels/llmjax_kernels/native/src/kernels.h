@@ -10,8 +10,8 @@ struct Activations {
   const float* values;
   int8_t* codes;       // [M, K]
   float* scales;       // [M, K / 32]
-  int32_t* sums;       // [M, K / 32] of the codes
-  int32_t* half_sums;  // [M, K / 16]
+  float* sums;         // [M, K / 32] of the codes
+  float* half_sums;    // [M, K / 16]
 };
 
 enum class Activation : int64_t { kNone = 0, kSilu = 1, kGelu = 2, kGeluTanh = 3 };
@@ -66,8 +66,12 @@ struct Kernels {
   // Rotates and stores one token's keys and values, and rotates its queries.
   void (*attention_write)(const AttentionArgs& args, int64_t seq, int64_t token);
   // Attends rows of one sequence and kv head: row r is query r / (heads / kv_heads) of the run.
+  // With `part` only what they see of one segment of keys, for merge_parts to put together.
   void (*attend)(const AttentionArgs& args, int64_t seq, int64_t row_begin, int64_t row_end,
-                 int64_t kv_head);
+                 int64_t kv_head, int64_t segment, float* part);
+  void (*merge_parts)(const AttentionArgs& args, int64_t seq, int64_t row_begin, int64_t row_end,
+                      int64_t kv_head, const float* parts, int64_t segments);
+  int64_t segment;  // keys of one
   // out[D] of one row of a packed weight.
   void (*row)(const Weight& w, int64_t row, float* out);
 };

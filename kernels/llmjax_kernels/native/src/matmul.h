@@ -36,7 +36,7 @@ void QuantisedTile(const Weight& w, int64_t tile, const Activations& a, int64_t 
   const uint8_t* codes = w.tile(tile);
   const uint8_t* scales = codes + w.format.code_bytes(K);
   const uint8_t* minima = scales + w.format.scale_bytes(K);
-  const int32_t zero = w.format.zero;
+  const float zero = -float(w.format.zero);
   const int8_t* x = a.codes + row * K;
   F32 sum[kRows] = {};
   for (int64_t b = 0; b < blocks; ++b, codes += kBlock) {
@@ -46,12 +46,7 @@ void QuantisedTile(const Weight& w, int64_t tile, const Activations& a, int64_t 
       if constexpr (kMinima) Prefetch(minima + kAhead + b * kHalves * 32);
     }
     for (int half = 0; half < kHalves; ++half) {
-      I32 dot[kRows];
-      for (int r = 0; r < kRows; ++r) {
-        const int64_t at = (row + r) * blocks + b;
-        const int32_t s = kHalves == 2 ? a.half_sums[2 * at + half] : a.sums[at];
-        dot[r] = kMinima ? I32{} : Splat(int32_t(-zero * s));
-      }
+      I32 dot[kRows] = {};
 #pragma GCC unroll 8
       for (int i = half * 8 / kHalves; i < (half + 1) * 8 / kHalves; ++i) {
         U8 c = Codes<kBits>(codes, i);
@@ -65,10 +60,12 @@ void QuantisedTile(const Weight& w, int64_t tile, const Activations& a, int64_t 
       if constexpr (kMinima) minimum = FromF16(Load<U16>(minima + group * 32));
       for (int r = 0; r < kRows; ++r) {
         const int64_t at = (row + r) * blocks + b;
-        F32 value = scale * ToFloat(dot[r]);
+        const F32 codes_sum = Splat(kHalves == 2 ? a.half_sums[2 * at + half] : a.sums[at]);
+        F32 value = ToFloat(dot[r]);
         if constexpr (kMinima) {
-          const int32_t s = kHalves == 2 ? a.half_sums[2 * at + half] : a.sums[at];
-          value = MulAdd(minimum, Splat(float(s)), value);
+          value = MulAdd(minimum, codes_sum, scale * value);
+        } else {
+          value = scale * MulAdd(Splat(zero), codes_sum, value);  // of integers: exact
         }
         sum[r] = MulAdd(value, Splat(a.scales[at]), sum[r]);
       }

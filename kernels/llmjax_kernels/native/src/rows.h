@@ -43,19 +43,18 @@ inline void QuantizeRow(const float* x, int64_t K, int64_t row, const Activation
     const float largest = MaxOf(magnitude);
     float scale = largest / 127.0f;
     const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;  // finite
-    int32_t sums[2];
+    float sums[2];
     for (int half = 0; half < 2; ++half) {
       F32 rounded = Round((half ? high : low) * inverse);
-      float sum = Sum(rounded);  // small integers: exact in any order
-      if (!(std::fabs(sum) <= 127 * kLanes)) {
+      sums[half] = Sum(rounded);  // of small integers: exact in any order
+      if (!(std::fabs(sums[half]) <= 127 * kLanes)) {
         scale = NAN;  // what is not finite makes the whole row so
-        sum = 0;
+        sums[half] = 0;
         rounded = F32{};
       }
       const I32 integers = __builtin_convertvector(rounded, I32);
       typedef int8_t I8x16 __attribute__((vector_size(16)));
       Store(codes + half * kLanes, __builtin_convertvector(integers, I8x16));
-      sums[half] = int32_t(sum);
     }
     const int64_t at = row * groups + g;
     out.scales[at] = scale;
