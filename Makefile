@@ -4,9 +4,15 @@ VENV ?= .venv
 MODEL ?= smollm2-135m-instruct
 PORT ?= 8000
 BIN := $(VENV)/bin
+NATIVE := kernels/llmjax_kernels/native
+# What an install is made from.
+SOURCES := pyproject.toml hatch_build.py $(wildcard $(NATIVE)/src/*)
+
+SAY_KERNELS := test -e $(NATIVE)/libllmjax_native.so || echo "The native CPU kernels were not \
+built: XLA serves, several times slower. \`$(BIN)/pip install -v -e .\` says why."
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint types format notebook clean
+.PHONY: help serve test sanitize lint types format notebook clean
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -15,12 +21,14 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
-$(VENV)/.run: pyproject.toml | $(BIN)/python
+$(VENV)/.run: $(SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable .
+	@$(SAY_KERNELS)
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml | $(BIN)/python
+$(VENV)/.dev: $(SOURCES) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@$(SAY_KERNELS)
 	@touch $@ $(VENV)/.run
 
 serve: $(VENV)/.run ## Set up, fetch the demo model, serve it on PORT (8000)
@@ -29,6 +37,16 @@ serve: $(VENV)/.run ## Set up, fetch the demo model, serve it on PORT (8000)
 
 test: $(VENV)/.dev ## Set up and pass the tests
 	$(BIN)/python -m pytest
+
+# Python is not built for the sanitizer: its run-time must be there first.
+SANITIZED := LLMJAX_SANITIZED=build/sanitize/libllmjax_native.so ASAN_OPTIONS=detect_leaks=0 \
+	LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so) $$($${CXX:-c++} -print-file-name=libstdc++.so)"
+
+sanitize: $(VENV)/.dev ## Test the native kernels with address and undefined behaviour checks (GCC)
+	CXXFLAGS="-O1 -g1 -w -fsanitize=address,undefined -fno-sanitize-recover=undefined" \
+		$(BIN)/python hatch_build.py build/sanitize
+	$(SANITIZED) $(BIN)/python -m pytest --capture=no -m every_isa tests/kernels
+	$(SANITIZED) LLMJAX_ISA=generic $(BIN)/python -m pytest --capture=no tests/kernels/test_bounds.py
 
 lint: $(VENV)/.dev ## Style and the import floors
 	$(BIN)/ruff check .
@@ -47,4 +65,4 @@ notebook: $(VENV)/.run ## Open the notebooks
 	$(BIN)/jupyter lab notebooks
 
 clean: ## Remove what the commands above made
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NATIVE)/*.so build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

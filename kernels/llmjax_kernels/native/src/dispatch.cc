@@ -21,8 +21,9 @@ const Kernels& Choose() {
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vnni"))
     return kKernels_avx512;
+  // Where these are, F16C is; older clangs cannot ask for it.
   if ((any || !std::strcmp(most, "avx2")) && __builtin_cpu_supports("avx2") &&
-      __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+      __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
     return kKernels_avx2;
 #endif
   return kKernels_generic;

@@ -176,6 +176,30 @@ void MultiplyAdd(Call& call, const Activations& a, int64_t M, int64_t rows, cons
   std::memset(out + M * D, 0, (rows - M) * D * sizeof(float));
 }
 
+// What is wrong with a step's sequences, or null: the kernels follow them wherever they point.
+const char* Fault(const S32& query_starts, const S32& kv_lens, const S32& block_tables,
+                  int64_t rows, int64_t page_size, int64_t num_pages) {
+  const int64_t S = kv_lens.dimensions()[0], P = block_tables.dimensions()[1];
+  const int32_t* starts = query_starts.typed_data();
+  if (starts[0] != 0 || starts[S] > rows) return "query_starts lie outside the rows";
+  for (int64_t s = 0; s < S; ++s) {
+    const int64_t queries = int64_t(starts[s + 1]) - starts[s], len = kv_lens.typed_data()[s];
+    if (queries < 0) return "query_starts fall";
+    if (queries == 0) continue;
+    if (len < queries) return "a sequence is shorter than its queries";
+    if (len > P * page_size) return "a sequence is longer than its pages";
+    const int32_t* ids = block_tables.typed_data() + s * P;
+    bool outside = false;
+    for (int64_t p = 0; p * page_size < len; ++p) outside |= uint32_t(ids[p]) >= num_pages;
+    if (outside) return "a page id lies outside the pool";
+  }
+  return nullptr;
+}
+
+bool Within(const S32& num_rows, int64_t rows) {
+  return num_rows.typed_data()[0] >= 0 && num_rows.typed_data()[0] <= rows;
+}
+
 // Shares out sequences, heads and runs of queries; and where those are too few for the threads,
 // the segments of a long context too.
 void AttendAll(Call& call, const AttentionArgs& a) {
@@ -236,6 +260,9 @@ ffi::Error AttentionBlock(ffi::ThreadPool pool, F32 x, S32 query_starts, S32 kv_
   if (k_in.untyped_data() != k_pages->untyped_data() ||
       v_in.untyped_data() != v_pages->untyped_data())
     return ffi::Error::Internal("the KV pages must be donated to the step");
+  if (const char* fault = Fault(query_starts, kv_lens, block_tables, x.dimensions()[0], page_size,
+                                k_in.dimensions()[1]))
+    return ffi::Error::InvalidArgument(fault);
   Call call(pool);
   const Kernels& kernels = BestKernels();
   const int64_t rows = x.dimensions()[0], D = x.dimensions()[1];
@@ -310,6 +337,8 @@ ffi::Error MlpBlock(ffi::ThreadPool pool, F32 x, S32 num_tokens, F32 norm, U8 wg
                     U8 wdown, F32 bgate, F32 bup, F32 bdown, F32 post_norm, Out out,
                     ffi::Span<const int64_t> weights, int64_t activation, float eps,
                     float residual_scale) {
+  if (!Within(num_tokens, x.dimensions()[0]))
+    return ffi::Error::InvalidArgument("num_tokens lies outside the rows");
   Call call(pool);
   const Kernels& kernels = BestKernels();
   const int64_t rows = x.dimensions()[0], D = x.dimensions()[1];
@@ -331,6 +360,8 @@ ffi::Error MlpBlock(ffi::ThreadPool pool, F32 x, S32 num_tokens, F32 norm, U8 wg
 
 ffi::Error Linear(ffi::ThreadPool pool, F32 x, S32 num_rows, U8 data, F32 bias, Out out,
                   ffi::Span<const int64_t> weights) {
+  if (!Within(num_rows, x.dimensions()[0]))
+    return ffi::Error::InvalidArgument("num_rows lies outside the rows");
   Call call(pool);
   const Weight w = MakeWeight(data, weights, 0);
   const int64_t rows = x.dimensions()[0], M = num_rows.typed_data()[0];

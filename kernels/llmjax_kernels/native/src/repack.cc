@@ -115,10 +115,11 @@ void llmjax_pack_gguf(int64_t type, const uint8_t* data, int64_t row_bytes, int6
 // Packs tiles [begin, end) of float rows [N, K] of 2 or 4 bytes a value.
 void llmjax_pack_float(const uint8_t* data, int64_t bytes, int64_t N, int64_t K, int64_t begin,
                        int64_t end, uint8_t* out) {
+  const int64_t tile_bytes = Format::Decode(bytes * 8).tile_bytes(K);
   for (int64_t tile = begin; tile < end; ++tile) {
-    uint8_t* to = out + tile * 16 * K * bytes;
+    uint8_t* to = out + tile * tile_bytes;
     const int64_t rows = std::min<int64_t>(16, N - tile * 16);
-    if (rows < 16) std::memset(to, 0, 16 * K * bytes);
+    if (rows < 16) std::memset(to, 0, tile_bytes);
     for (int64_t lane = 0; lane < rows; ++lane) {
       const uint8_t* from = data + (tile * 16 + lane) * K * bytes;
       for (int64_t k = 0; k < K; ++k)

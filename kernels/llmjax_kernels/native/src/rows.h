@@ -41,15 +41,20 @@ inline void QuantizeRow(const float* x, int64_t K, int64_t row, const Activation
     const F32 low = Load<F32>(x), high = Load<F32>(x + kLanes);
     const F32 magnitude = Max(Max(low, -low), Max(high, -high));
     const float largest = MaxOf(magnitude);
-    const float scale = largest / 127.0f;
-    const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+    float scale = largest / 127.0f;
+    const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;  // finite
     float sums[2];
     for (int half = 0; half < 2; ++half) {
-      const F32 rounded = Round((half ? high : low) * inverse);
+      F32 rounded = Round((half ? high : low) * inverse);
+      sums[half] = Sum(rounded);  // of small integers: exact in any order
+      if (!(std::fabs(sums[half]) <= 127 * kLanes)) {
+        scale = NAN;  // what is not finite makes the whole row so
+        sums[half] = 0;
+        rounded = F32{};
+      }
       const I32 integers = __builtin_convertvector(rounded, I32);
       typedef int8_t I8x16 __attribute__((vector_size(16)));
       Store(codes + half * kLanes, __builtin_convertvector(integers, I8x16));
-      sums[half] = Sum(rounded);  // of small integers: exact in any order
     }
     const int64_t at = row * groups + g;
     out.scales[at] = scale;

@@ -1,0 +1,74 @@
+"""Which kernels serve: what LLMJAX_KERNELS and the machine say."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from llmjax_kernels import native
+
+ORDER = ("avx512", "avx2", "generic")
+
+
+def test_the_environment_decides(monkeypatch):
+    for value, expected in [("", True), ("native", True), ("xla", False)]:
+        monkeypatch.setenv("LLMJAX_KERNELS", value)
+        assert native.available() is expected
+    monkeypatch.delenv("LLMJAX_KERNELS")
+    assert native.available()
+
+
+def test_another_value_is_refused(monkeypatch):
+    monkeypatch.setenv("LLMJAX_KERNELS", "cuda")
+    with pytest.raises(RuntimeError, match="LLMJAX_KERNELS is 'cuda', allowed: xla, native"):
+        native.available()
+
+
+def test_other_devices_are_served_by_xla(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.delenv("LLMJAX_KERNELS", raising=False)
+    assert not native.available()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(None, "was not built"), (b"no library", "file too short|ELF")]
+)
+def test_without_the_library_xla_serves(monkeypatch, tmp_path, caplog, content, reason):
+    path = tmp_path / "libllmjax_native.so"
+    if content is not None:
+        path.write_bytes(content)
+    monkeypatch.setattr(native, "_LIBRARY", path)
+    monkeypatch.setattr(native, "library", native.library.__wrapped__)
+    native._problem.cache_clear()
+    try:
+        monkeypatch.delenv("LLMJAX_KERNELS", raising=False)
+        with caplog.at_level(logging.WARNING):
+            assert not native.available()
+            assert not native.available()
+        [record] = caplog.records  # said once
+        assert "XLA serves in their place" in record.getMessage()
+        monkeypatch.setenv("LLMJAX_KERNELS", "native")
+        with pytest.raises(RuntimeError, match=f"LLMJAX_KERNELS is native, but.*({reason})"):
+            native.available()
+    finally:
+        native._problem.cache_clear()
+
+
+@pytest.mark.every_isa
+def test_llmjax_isa_is_the_most_that_is_used():
+    most = os.environ.get("LLMJAX_ISA", ORDER[0])
+    assert native.instruction_set() in ORDER[ORDER.index(most) :]
+
+
+@pytest.mark.parametrize("isa", ORDER[1:])
+def test_each_instruction_set(isa):
+    """The library is loaded once a process, so each set has one of its own."""
+    command = [sys.executable, "-m", "pytest", "-m", "every_isa", os.path.dirname(__file__)]
+    env = os.environ | {"LLMJAX_ISA": isa, "LLMJAX_KERNELS": "native"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
