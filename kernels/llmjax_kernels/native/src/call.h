@@ -1,0 +1,180 @@
+// What every handler does: share its work among the team's threads, prepare activations, multiply.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "kernels.h"
+#include "team.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace {
+
+using F32 = ffi::Buffer<ffi::F32>;
+using S32 = ffi::Buffer<ffi::S32>;
+using U8 = ffi::Buffer<ffi::U8>;
+using Out = ffi::Result<F32>;
+
+constexpr int64_t kRowsOfPiece = 64;  // of a matmul: they stay in a core's cache
+
+const float* Optional(const F32& b) { return b.element_count() ? b.typed_data() : nullptr; }
+
+// One handler's run: threads and scratch memory.
+class Call {
+ public:
+  explicit Call(ffi::ThreadPool& pool) : pool_(pool), team_(Team::Get()) {
+    const int limit = team_.limit.load(std::memory_order_relaxed);
+    threads_ = limit ? limit : int(pool.num_threads());
+    if (threads_ > 1 && !(acquired_ = team_.TryAcquire())) threads_ = 1;
+  }
+  ~Call() {
+    if (acquired_) team_.Release();
+  }
+  Call(const Call&) = delete;
+
+  int threads() const { return threads_; }
+
+  // fn(i) for i in [0, count), shared out.
+  template <typename Fn>
+  void Each(int64_t count, const Fn& fn) {
+    if (count <= 1 || threads_ <= 1) {
+      for (int64_t i = 0; i < count; ++i) fn(i);
+      return;
+    }
+    team_.Run(threads_, count, [this](auto task) { pool_.Schedule(std::move(task)); }, fn);
+  }
+
+  // fn(begin, end) over [0, count) in pieces; alone where it is less than two pieces' work.
+  template <typename Fn>
+  void Ranges(int64_t count, int64_t piece, const Fn& fn) {
+    if (count < 2 * piece) return fn(0, count);
+    Each((count + piece - 1) / piece,
+         [&](int64_t i) { fn(i * piece, std::min(count, (i + 1) * piece)); });
+  }
+
+  // Memory of this thread that the next call uses again.
+  template <typename T>
+  T* Scratch(int64_t count) {
+    return reinterpret_cast<T*>(Bytes(count * sizeof(T)));
+  }
+
+ private:
+  char* Bytes(size_t size) {
+    constexpr size_t kAlign = 64;
+    thread_local std::vector<std::vector<char>> blocks;
+    if (used_ == blocks.size()) blocks.emplace_back();
+    std::vector<char>& block = blocks[used_++];
+    if (block.size() < size + kAlign) block = std::vector<char>(size + kAlign);
+    const auto at = reinterpret_cast<uintptr_t>(block.data());
+    return block.data() + (kAlign - at % kAlign) % kAlign;
+  }
+
+  ffi::ThreadPool& pool_;
+  Team& team_;
+  bool acquired_ = false;
+  int threads_;
+  size_t used_ = 0;
+};
+
+// A weight from its buffer and the attributes that describe it: offset, format, N, K, exponent.
+Weight MakeWeight(const U8& data, ffi::Span<const int64_t> about, int index) {
+  const int64_t* a = about.begin() + 5 * index;
+  return {data.typed_data() + a[0], Format::Decode(a[1]), a[2], a[3], std::ldexp(1.0f, int(a[4]))};
+}
+
+// Rows of `x`, normed if `norm` or `always`, as the weights that follow read them.
+Activations Prepare(Call& call, const float* x, int64_t M, int64_t K, const float* norm, float eps,
+                    std::initializer_list<const Weight*> weights) {
+  bool codes = false, values = false;
+  for (const Weight* w : weights) (w->format.quantised() ? codes : values) = true;
+  Activations a{};
+  a.values = x;
+  float* normed = norm ? call.Scratch<float>(M * K) : nullptr;
+  if (codes) {
+    a.codes = call.Scratch<int8_t>(M * K);
+    a.scales = call.Scratch<float>(M * K / 32);
+    a.sums = call.Scratch<float>(M * K / 32);
+    a.half_sums = call.Scratch<float>(M * K / 16);
+  }
+  if (!codes && !norm) return a;
+  const Kernels& kernels = BestKernels();
+  call.Ranges(M, 8, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* from = x + row * K;
+      if (norm) {
+        kernels.rms_norm(from, norm, eps, K, normed + row * K);
+        from = normed + row * K;
+      }
+      if (codes) kernels.quantize(from, K, row, a);
+    }
+  });
+  if (norm) a.values = normed;
+  return a;
+}
+
+struct Product {
+  const Weight* weight;
+  Epilogue to;
+};
+
+// Splits tiles and rows into pieces and calls fn(product, rows begin, end, tiles begin, end).
+template <typename Fn>
+void EachPiece(Call& call, int64_t M, std::initializer_list<Product> products, const Fn& fn) {
+  struct Piece {
+    const Product* product;
+    int64_t row_begin, row_end, tile_begin, tile_end;
+  };
+  int64_t tiles = 0;
+  for (const Product& p : products) tiles += p.weight->tiles();
+  const int64_t row_blocks = (M + kRowsOfPiece - 1) / kRowsOfPiece;
+  // Few rows: long runs of weights, which memory delivers best. Many: pieces that balance.
+  const int64_t pieces_of_thread = M <= 8 ? 2 : 8;
+  const int64_t step = std::max<int64_t>(
+      1, (tiles * row_blocks + call.threads() * pieces_of_thread - 1) / (call.threads() * pieces_of_thread));
+  std::vector<Piece> pieces;
+  for (const Product& p : products)
+    for (int64_t tile = 0; tile < p.weight->tiles(); tile += step)
+      for (int64_t row = 0; row < M; row += kRowsOfPiece)
+        pieces.push_back({&p, row, std::min(M, row + kRowsOfPiece), tile,
+                          std::min(p.weight->tiles(), tile + step)});
+  call.Each(int64_t(pieces.size()), [&](int64_t i) {
+    const Piece& p = pieces[i];
+    fn(*p.product, p.row_begin, p.row_end, p.tile_begin, p.tile_end);
+  });
+}
+
+void Multiply(Call& call, const Activations& a, int64_t M, std::initializer_list<Product> products) {
+  const Kernels& kernels = BestKernels();
+  EachPiece(call, M, products, [&](const Product& p, int64_t r0, int64_t r1, int64_t t0, int64_t t1) {
+    kernels.matmul(*p.weight, a, r0, r1, t0, t1, p.to);
+  });
+}
+
+// out = residual + residual_scale * norm?(a W^T + bias); the rows behind M are cleared.
+void MultiplyAdd(Call& call, const Activations& a, int64_t M, int64_t rows, const Weight& w,
+                 const float* bias, const float* post_norm, float eps, const float* residual,
+                 float residual_scale, float* out) {
+  const int64_t D = w.N;
+  if (!post_norm) {
+    Multiply(call, a, M, {{&w, {out, D, bias, residual, residual_scale}}});
+  } else {
+    float* product = call.Scratch<float>(M * D);
+    Multiply(call, a, M, {{&w, {product, D, bias, nullptr, 0}}});
+    const Kernels& kernels = BestKernels();
+    call.Ranges(M, 8, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        float* p = product + row * D;
+        kernels.rms_norm(p, post_norm, eps, D, p);
+        for (int64_t i = 0; i < D; ++i)
+          out[row * D + i] = residual[row * D + i] + residual_scale * p[i];
+      }
+    });
+  }
+  std::memset(out + M * D, 0, (rows - M) * D * sizeof(float));
+}
+
+}  // namespace
