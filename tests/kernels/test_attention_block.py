@@ -79,17 +79,16 @@ def test_takes_quantised_and_float_weights_together(kv_dtype):
 
 LONG = {
     "float32": Case(heads=3, kv_heads=1),
-    "window": Case(window=900, softcap=2.0),
+    "long window": Case(window=900, softcap=2.0),
     "short window, bfloat16": Case(window=40, kv_dtype="bfloat16", page_size=32),
 }
 
 
-@pytest.mark.every_isa
 @pytest.mark.parametrize("case", LONG.values(), ids=LONG)
 def test_a_long_context_is_shared_by_threads(case, set_threads):
     """Bit for bit the same as on one, and as among other sequences."""
     layer = Layer(case)
-    for before in (511, 512, 1030, 1600):
+    for before in (511, 512, 1600):
         sequences = Sequences(case, [(before, 1)], np.random.default_rng(1))
         x = np.random.default_rng(2).standard_normal((3, case.width)).astype(np.float32)
         expected, _ = layer.reference(x, sequences.reference_pages, *sequences.batch)
@@ -121,7 +120,9 @@ layers = {name: Layer(case) for name, case in INVARIANT.items()}
 
 @pytest.mark.every_isa
 @pytest.mark.parametrize("name", INVARIANT)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_a_row_is_the_same_in_any_chunk_and_company(set_threads, name, data):
     case, layer = INVARIANT[name], layers[name]

@@ -17,7 +17,7 @@ from llmjax_kernels.native.blocks import Projection, Residual, linear, mlp_block
 
 ROWS, S, P = 96, 4, 6
 CASES = {
-    "float32": Case(heads=3, kv_heads=1),
+    "float32": Case(heads=3, kv_heads=1, page_size=128),
     "bfloat16, window, pages of 32": Case(kv_dtype="bfloat16", window=20, page_size=32),
     "quantised": Case(width=256, formats=("Q4_K", "Q8_0", "Q5_1", "Q4_1"), head_dim=16, rotary=6),
 }
