@@ -32,12 +32,8 @@ FLAGS = [
     *("-std=c++17", "-O3", "-fPIC", "-Wall", "-Wextra"),
     # Vectors wider than the instruction set's are passed between functions of one file only;
     # GCC's own vector headers read what they leave undefined.
-    *(
-        "-Wno-psabi",
-        "-Wno-uninitialized",
-        "-Wno-maybe-uninitialized",
-        "-Wno-unknown-warning-option",
-    ),
+    *("-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized"),
+    "-Wno-unknown-warning-option",
     # A row's result must not depend on how a loop was unrolled: a product and a sum are fused
     # where the code says so, nowhere else.
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
-from attention_cases import LAYER, LAYERS, Case, Layer, Sequences, from_native
+from attention_cases import LAYER, LAYERS, Case, Layer, Sequences, from_native, layer_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -100,7 +102,7 @@ def test_a_long_context_is_shared_by_threads(case, set_threads):
             set_threads(threads)
             shared, _ = layer.native(x, sequences.native_pages, *sequences.batch)
             np.testing.assert_array_equal(shared, alone)
-        starts, kv_lens, tables = sequences.batch
+        _, kv_lens, tables = sequences.batch
         crowd = (np.arange(4, dtype=np.int32), np.repeat(kv_lens, 3), np.repeat(tables, 3, 0))
         same = np.repeat(x[:1], 3, 0)
         among, _ = layer.native(same, sequences.native_pages, *crowd)
@@ -115,17 +117,18 @@ INVARIANT = {
     "softcap": Case(softcap=2.0, qk_norm="head", post_norm=True),
 }
 LENGTH, TOKENS, OTHERS = 150, 320, 2
-layers = {name: Layer(case) for name, case in INVARIANT.items()}
 
 
 @pytest.mark.every_isa
 @pytest.mark.parametrize("name", INVARIANT)
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # it only puts threads back
 )
 @given(data=st.data())
 def test_a_row_is_the_same_in_any_chunk_and_company(set_threads, name, data):
-    case, layer = INVARIANT[name], layers[name]
+    case, layer = INVARIANT[name], layer_of(INVARIANT[name])
     x = np.random.default_rng(2).standard_normal((LENGTH, case.width)).astype(np.float32)
     set_threads(1)
     expected, expected_kv = in_chunks(layer, x, [LENGTH], [[(0, 0)] * OTHERS])
@@ -133,7 +136,7 @@ def test_a_row_is_the_same_in_any_chunk_and_company(set_threads, name, data):
     set_threads(data.draw(st.integers(1, 3), "threads"))
     cuts = data.draw(st.sets(st.integers(1, LENGTH - 1), max_size=6), "cuts")
     edges = [0, *sorted(cuts), LENGTH]
-    counts = [stop - start for start, stop in zip(edges, edges[1:], strict=False)]
+    counts = [stop - start for start, stop in pairwise(edges)]
     run = st.tuples(st.integers(0, 70), st.sampled_from([0, 1, 1, 17, 64, 80]))
     company = st.lists(run, min_size=OTHERS, max_size=OTHERS)
     others = [data.draw(company, "others") for _ in counts]
