@@ -93,7 +93,7 @@ class PackedWeight:
         exponent: every value is multiplied by 2 to this power.
     """
 
-    data: UInt8[Array, " bytes"]
+    data: UInt8[Array | np.ndarray, " bytes"]
     offset: int = field(metadata={"static": True})
     shape: tuple[int, int] = field(metadata={"static": True})
     format: WeightFormat = field(metadata={"static": True})
@@ -119,7 +119,7 @@ class PackedWeight:
         return self.format.nbytes(*self.shape)
 
     def _tiles(self) -> UInt8[Array, "tiles tile_bytes"]:
-        own = self.data[self.offset : self.offset + self.nbytes]
+        own = jnp.asarray(self.data)[self.offset : self.offset + self.nbytes]
         return own.reshape(-1, self.format.tile_bytes(self.shape[1]))
 
     def unpack(self) -> Float[Array, "N K"]:

@@ -49,13 +49,13 @@ class StepOutput:
 
 
 class WeightsTree(NamedTuple):
-    """How a model's state is made again from its arrays: `index` of each of its leaves."""
+    """How a model's state is made again from its arrays: `places` of its leaves among them."""
 
     treedef: Any
-    index: tuple[int, ...]
+    places: tuple[int, ...]
 
     def unflatten(self, arrays: Sequence[Array]) -> Any:
-        return jax.tree.unflatten(self.treedef, [arrays[i] for i in self.index])
+        return jax.tree.unflatten(self.treedef, [arrays[i] for i in self.places])
 
 
 def flatten_once(state: nnx.State) -> tuple[list[Array], WeightsTree]:
