@@ -32,7 +32,8 @@ FLAGS = [
     *("-std=c++17", "-O3", "-fPIC", "-Wall", "-Wextra"),
     # Vectors wider than the instruction set's are passed between functions of one file only;
     # GCC's own vector headers read what they leave undefined.
-    *("-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Wno-unknown-warning-option"),
+    *("-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized"),
+    "-Wno-unknown-warning-option",
     # A row's result must not depend on how a loop was unrolled: a product and a sum are fused
     # where the code says so, nowhere else.
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
@@ -97,7 +98,7 @@ def build(root: Path, folder: Path) -> Path:
     command += [*FLAGS, *shlex.split(os.environ.get("CXXFLAGS", ""))]
     sources = root / NATIVE / "src"
     contents = hashlib.sha256(target.encode())
-    for path in sorted([*sources.iterdir(), *headers.glob("xla/ffi/api/*.h")]):
+    for path in [*sorted(sources.iterdir()), *sorted(headers.glob("xla/ffi/api/*.h"))]:
         contents.update(path.read_bytes())
     folder.mkdir(parents=True, exist_ok=True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Literal
 
 import jax
@@ -144,6 +144,12 @@ class Layer:
             return x + case.residual_scale * out, kv
 
         return run
+
+
+@cache
+def layer_of(case: Case) -> Layer:
+    """One for all examples, with one program each."""
+    return Layer(case)
 
 
 class Sequences:

@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not native.available():
         skip = pytest.mark.skip(reason="the native kernels are not built, or forbidden")
         for item in items:
-            if item.path.parent.name == "kernels" and "build" not in item.path.name:
+            if item.path.parent.name == "kernels":
                 item.add_marker(skip)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from attention_cases import EPS, Case, Layer, Sequences, from_native
+from attention_cases import EPS, Case, Sequences, from_native, layer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_weights import random_rows
@@ -17,11 +17,10 @@ from llmjax_kernels.native.blocks import Projection, Residual, linear, mlp_block
 
 ROWS, S, P = 96, 4, 6
 CASES = {
-    "float32": Case(heads=3, kv_heads=1),
+    "float32": Case(heads=3, kv_heads=1, page_size=128),
     "bfloat16, window, pages of 32": Case(kv_dtype="bfloat16", window=20, page_size=32),
     "quantised": Case(width=256, formats=("Q4_K", "Q8_0", "Q5_1", "Q4_1"), head_dim=16, rotary=6),
 }
-layers = {name: Layer(case) for name, case in CASES.items()}
 anywhere = st.one_of(
     st.integers(-2, 130), st.sampled_from([-(2**31), 2**31 - 1, 2**31 - 16, -(2**31) + 16])
 )
@@ -33,7 +32,7 @@ anywhere = st.one_of(
 @given(data=st.data())
 def test_any_sequences(name, data):
     """What lies behind a sequence's pages in the block tables is nothing to go by."""
-    case, layer = CASES[name], layers[name]
+    case, layer = CASES[name], layer_of(CASES[name])
     rng = np.random.default_rng(data.draw(st.integers(0, 9)))
     count = st.sampled_from([0, 1, 1, 2, 15, 16, 17, 24])
     most = P * case.page_size - 24
@@ -89,7 +88,7 @@ def fault(starts, kv_lens, tables, page_size: int, num_pages: int) -> str | None
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_a_senseless_batch_is_refused(name, data):
-    case, layer = CASES[name], layers[name]
+    case, layer = CASES[name], layer_of(CASES[name])
     sensible = Sequences(case, [(30, 2), (0, 17), (80, 1), (0, 0)], np.random.default_rng(0))
     starts, kv_lens = sensible.starts.copy(), sensible.kv_lens.copy()
     tables = np.zeros((S, P), np.int32)

@@ -81,20 +81,20 @@ def test_float_weights_of_any_width(format, K):
 
 
 @pytest.mark.every_isa
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_stays_so_and_in_its_row(format, value):
+@pytest.mark.parametrize("format", ["Q4_1", "Q6_K", "IQ4_NL", "bfloat16"])
+def test_what_is_not_finite_stays_so_and_in_its_row(format):
     rng = np.random.default_rng(0)
     weight, _ = random_weight(format, 17, 256, rng)
     x = activations(5, 256, rng)
-    rows = np.array([5], np.int32)
-    expected = np.array(linear(x, Projection(weight), rows))
-    for place in (0, 15, 16, 31, 255):
-        broken = x.copy()
-        broken[3, place] = value
-        found = np.asarray(linear(broken, Projection(weight), rows))
-        assert not np.isfinite(found[3]).any()
-        np.testing.assert_array_equal(np.delete(found, 3, 0), np.delete(expected, 3, 0))
+    product = jax.jit(lambda x: linear(x, Projection(weight), np.array([5], np.int32)))
+    expected = np.asarray(product(x))
+    for value in (np.nan, np.inf, -np.inf):
+        for place in (0, 15, 16, 31, 255):
+            broken = x.copy()
+            broken[3, place] = value
+            found = np.asarray(product(broken))
+            assert not np.isfinite(found[3]).any()
+            np.testing.assert_array_equal(np.delete(found, 3, 0), np.delete(expected, 3, 0))
 
 
 @pytest.mark.parametrize("format", FORMATS)

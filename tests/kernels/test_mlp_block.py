@@ -67,9 +67,7 @@ def test_quantised_rows_do_not_depend_on_their_company(set_threads):
     gate, up = (Projection(random_rows("Q4_K", 256, 256, rng).pack()) for _ in range(2))
     norm, residual = vector(rng, 256, 1), Residual(vector(rng, 256, 1))
     x = rng.standard_normal((70, 256)).astype(np.float32)
-    block = jax.jit(
-        lambda x, rows: mlp_block(x, norm, gate, up, down, "silu", residual, EPS, rows)
-    )
+    block = jax.jit(lambda x, rows: mlp_block(x, norm, gate, up, down, "silu", residual, EPS, rows))
     set_threads(1)
     alone = np.concatenate([block(row[None], np.array([1], np.int32)) for row in x])
     expected = expected_output(x, norm, gate, up, down, "silu", residual)
