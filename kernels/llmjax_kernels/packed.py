@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import cpu_count
 from typing import Any, Protocol
 
@@ -56,6 +56,10 @@ class WeightFormat:
         scales = K // self.group * 32 * (1 + self.minima) if self.bits <= 8 else 0
         return -(-(K * TILE * self.bits // 8 + scales) // 64) * 64
 
+    def nbytes(self, N: int, K: int) -> int:
+        """Bytes of a weight [N, K]."""
+        return -(-N // TILE) * self.tile_bytes(K)
+
 
 FLOAT32, BFLOAT16 = WeightFormat(32), WeightFormat(16)
 
@@ -82,20 +86,23 @@ class PackedWeight:
     """A weight matrix [N, K] in tiles.
 
     Attributes:
-        data: the tiles' bytes.
+        data: bytes that hold the tiles; all weights of a model may share them, as each array
+            that a step takes costs the host some microseconds.
+        offset: where in `data` this weight's tiles begin.
         shape: (N, K); rows that fill up the last tile are zero.
         exponent: every value is multiplied by 2 to this power.
     """
 
-    data: UInt8[Array, "tiles tile_bytes"]
+    data: UInt8[Array, " bytes"]
+    offset: int = field(metadata={"static": True})
     shape: tuple[int, int] = field(metadata={"static": True})
     format: WeightFormat = field(metadata={"static": True})
     exponent: int = field(default=0, metadata={"static": True})
 
     @property
-    def attributes(self) -> tuple[int, int, int, int]:
+    def attributes(self) -> tuple[int, int, int, int, int]:
         """What a native call needs to know beside the data."""
-        return (self.format.code, *self.shape, self.exponent)
+        return (self.offset, self.format.code, *self.shape, self.exponent)
 
     def __getitem__(self, index: Any) -> Array:
         """The values, as of a plain array: what readers of a model's weights see."""
@@ -108,14 +115,19 @@ class PackedWeight:
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes
+        """Of its own tiles."""
+        return self.format.nbytes(*self.shape)
+
+    def _tiles(self) -> UInt8[Array, "tiles tile_bytes"]:
+        own = self.data[self.offset : self.offset + self.nbytes]
+        return own.reshape(-1, self.format.tile_bytes(self.shape[1]))
 
     def unpack(self) -> Float[Array, "N K"]:
         """The float32 values, in plain XLA."""
         (N, K), f = self.shape, self.format
         if f.bits > 8:
             kind = jnp.float32 if f.bits == 32 else jnp.bfloat16
-            data = self.data[:, : K * TILE * f.bits // 8].reshape(-1, K, TILE, f.bits // 8)
+            data = self._tiles()[:, : K * TILE * f.bits // 8].reshape(-1, K, TILE, f.bits // 8)
             values = jax.lax.bitcast_convert_type(data, kind).astype(jnp.float32)
         else:
             values = self._codes() * _spread(self._scales(0), f.group)
@@ -126,7 +138,7 @@ class PackedWeight:
 
     def _codes(self) -> Float[Array, "tiles K lane"]:
         K, f = self.shape[1], self.format
-        vectors = self.data[:, : K * TILE * f.bits // 8].reshape(-1, K // 32, f.bits, 64)
+        vectors = self._tiles()[:, : K * TILE * f.bits // 8].reshape(-1, K // 32, f.bits, 64)
         if f.bits < 8:
             low = jnp.stack([vectors[:, :, :4] & 15, vectors[:, :, :4] >> 4], 3)
             codes = low.reshape(-1, K // 32, 8, 64)
@@ -147,7 +159,7 @@ class PackedWeight:
         K, f = self.shape[1], self.format
         groups = K // f.group
         start = K * TILE * f.bits // 8 + which * groups * 32
-        data = self.data[:, start : start + groups * 32].reshape(-1, groups, TILE, 2)
+        data = self._tiles()[:, start : start + groups * 32].reshape(-1, groups, TILE, 2)
         return jax.lax.bitcast_convert_type(data, jnp.float16).astype(jnp.float32)
 
 
@@ -159,68 +171,97 @@ class Rows(Protocol):
     def __getitem__(self, rows: slice, /) -> np.ndarray: ...
 
 
-def packs_gguf(type_name: str, K: int) -> bool:
-    """Whether a GGUF tensor of this type can stay quantised."""
-    return type_name in GGUF_FORMATS and K % 32 == 0
+def gguf_format(type_name: str, K: int) -> WeightFormat | None:
+    """How a GGUF tensor of this type stays quantised; None where it cannot."""
+    return GGUF_FORMATS[type_name][1] if type_name in GGUF_FORMATS and K % 32 == 0 else None
+
+
+def float_format(dtype: np.dtype) -> WeightFormat:
+    """Tiles of float32 or bfloat16 values."""
+    return FLOAT32 if np.dtype(dtype).itemsize == 4 else BFLOAT16
+
+
+class Arena:
+    """Memory for the weights of a model, filled one after the other.
+
+    Args:
+        nbytes: of all weights, by `WeightFormat.nbytes`.
+    """
+
+    def __init__(self, nbytes: int):
+        self._bytes = empty((nbytes,), np.dtype(np.uint8))
+        self._used = 0
+
+    def pack_gguf(self, type_name: str, rows: Rows, K: int) -> PackedWeight:
+        """Repacks a GGUF tensor's rows without changing a code; scales are rounded to float16.
+
+        Goes over the rows twice.
+
+        Args:
+            rows: as stored, uint8 [N, bytes of a row].
+        """
+        number, f = GGUF_FORMATS[type_name]
+        N, lib, kind = len(rows), library(), ctypes.c_int64(number)
+        step = max(1, BLOCK_WEIGHTS // K // TILE) * TILE
+
+        def greatest(start: int) -> float:
+            block = np.ascontiguousarray(rows[start : start + step])
+            shape = _ints(block.shape[1], K, 0, len(block))
+            return lib.llmjax_greatest_scale(kind, _pointer(block), *shape, ctypes.c_bool(f.minima))
+
+        largest = max(_in_threads(greatest, range(0, N, step)), default=0.0)
+        # The greatest scale comes near float16's largest, to keep the small ones exact.
+        exponent = math.frexp(largest)[1] - 14 if largest > 0 else 0
+        offset, out = self._take(N, K, f)
+
+        def fill(start: int) -> None:
+            block = np.ascontiguousarray(rows[start : start + step])
+            tiles = -(-len(block) // TILE)
+            shape = _ints(block.shape[1], len(block), K, f.code, exponent, 0, tiles)
+            lib.llmjax_pack_gguf(kind, _pointer(block), *shape, _pointer(out[start // TILE :]))
+
+        _in_threads(fill, range(0, N, step))
+        return PackedWeight(self._bytes, offset, (N, K), f, exponent)
+
+    def pack_float(self, rows: Rows, K: int, dtype: np.dtype) -> PackedWeight:
+        """Float values [N, K], rounded to float32 or bfloat16."""
+        N, lib, f = len(rows), library(), float_format(dtype)
+        step = max(1, BLOCK_WEIGHTS // K // TILE) * TILE
+        offset, out = self._take(N, K, f)
+
+        def fill(start: int) -> None:
+            block = np.ascontiguousarray(rows[start : start + step].astype(dtype, copy=False))
+            shape = _ints(np.dtype(dtype).itemsize, len(block), K, 0, -(-len(block) // TILE))
+            lib.llmjax_pack_float(_pointer(block), *shape, _pointer(out[start // TILE :]))
+
+        _in_threads(fill, range(0, N, step))
+        return PackedWeight(self._bytes, offset, (N, K), f)
+
+    def to_device(self, weights: Mapping[str, PackedWeight]) -> dict[str, PackedWeight]:
+        """The weights packed here, once all are, over one array of the device."""
+        data = jnp.asarray(self._bytes)
+        return {name: replace(weight, data=data) for name, weight in weights.items()}
+
+    def _take(self, N: int, K: int, f: WeightFormat) -> tuple[int, UInt8[np.ndarray, "tiles b"]]:
+        offset, nbytes = self._used, f.nbytes(N, K)
+        self._used += nbytes
+        return offset, self._bytes[offset : self._used].reshape(-1, f.tile_bytes(K))
 
 
 def pack_gguf(type_name: str, rows: Rows, K: int) -> PackedWeight:
-    """Repacks a GGUF tensor's rows without changing a code; scales are rounded to float16.
-
-    Goes over the rows twice.
-
-    Args:
-        rows: as stored, uint8 [N, bytes of a row].
-    """
-    number, f = GGUF_FORMATS[type_name]
-    N, lib, kind = len(rows), library(), ctypes.c_int64(number)
-    step = max(1, BLOCK_WEIGHTS // K // TILE) * TILE
-
-    def greatest(start: int) -> float:
-        block = np.ascontiguousarray(rows[start : start + step])
-        shape = _ints(block.shape[1], K, 0, len(block))
-        return lib.llmjax_greatest_scale(kind, _pointer(block), *shape, ctypes.c_bool(f.minima))
-
-    largest = max(_in_threads(greatest, range(0, N, step)), default=0.0)
-    # The greatest scale comes near float16's largest, to keep the small ones exact.
-    exponent = math.frexp(largest)[1] - 14 if largest > 0 else 0
-    out = _empty_tiles(N, K, f)
-
-    def fill(start: int) -> None:
-        block = np.ascontiguousarray(rows[start : start + step])
-        shape = _ints(block.shape[1], len(block), K, f.code, exponent, 0, -(-len(block) // TILE))
-        lib.llmjax_pack_gguf(kind, _pointer(block), *shape, _pointer(out[start // TILE :]))
-
-    _in_threads(fill, range(0, N, step))
-    return PackedWeight(jnp.asarray(out), (N, K), f, exponent)
+    """One weight in an arena of its own; see `Arena.pack_gguf`."""
+    arena = Arena(GGUF_FORMATS[type_name][1].nbytes(len(rows), K))
+    return arena.to_device({"": arena.pack_gguf(type_name, rows, K)})[""]
 
 
-class FloatPacker:
-    """Tiles of float32 or bfloat16 values, filled by blocks of rows."""
-
-    def __init__(self, shape: tuple[int, int], dtype: np.dtype):
-        self._shape, self._dtype = shape, np.dtype(dtype)
-        self._format = FLOAT32 if self._dtype.itemsize == 4 else BFLOAT16
-        self._out = _empty_tiles(*shape, self._format)
-
-    def add(self, start: int, values: Float[np.ndarray, "rows K"]) -> None:
-        """Rows from `start` on, a multiple of TILE; so is their number but at the end."""
-        values = np.ascontiguousarray(values.astype(self._dtype, copy=False))
-        N, K = values.shape
-        shape = _ints(self._dtype.itemsize, N, K, 0, -(-N // TILE))
-        tiles = self._out[start // TILE :]
-        library().llmjax_pack_float(_pointer(values), *shape, _pointer(tiles))
-
-    def done(self) -> PackedWeight:
-        return PackedWeight(jnp.asarray(self._out), self._shape, self._format)
+def pack_float(rows: Float[np.ndarray, "N K"]) -> PackedWeight:
+    """One float32 or bfloat16 weight in an arena of its own."""
+    arena = Arena(float_format(rows.dtype).nbytes(*rows.shape))
+    return arena.to_device({"": arena.pack_float(rows, rows.shape[1], rows.dtype)})[""]
 
 
 def _spread(groups: Array, size: int) -> Array:
     return jnp.repeat(groups, size, axis=1)
-
-
-def _empty_tiles(N: int, K: int, f: WeightFormat) -> UInt8[np.ndarray, "tiles tile_bytes"]:
-    return empty((-(-N // TILE), f.tile_bytes(K)), np.dtype(np.uint8))
 
 
 def _pointer(array: np.ndarray) -> ctypes.c_void_p:

@@ -28,7 +28,7 @@ from ..tokenizer import Tokenizer
 from .arrays import array_from_tensor, array_from_values
 from .base import FLOAT_TYPES, Checkpoint
 from .detect import open_checkpoint
-from .packing import pack_tensor
+from .packing import Packer
 from .plan import Use, plan_weights
 
 ShardingOf = Callable[[str, tuple[int, ...]], Sharding]
@@ -70,6 +70,11 @@ class LoadedModel:
     native: bool
     tokenizer: Tokenizer
     generation_defaults: dict[str, float]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory that the weights take; arrays that several share count once."""
+        return sum({id(x): x.nbytes for x in jax.tree.leaves(self.state)}.values())
 
 
 def load_model(
@@ -190,17 +195,20 @@ def load_weights(
         for path, (_, leaf) in leaves.items()
     }
     plan = plan_weights(checkpoint, config, table, wanted)
+    packer = Packer(checkpoint, config, plan, wanted, packing.dtype) if packing else None
     arrays: dict[str, jax.Array | PackedWeight] = {}
     total = sum(w.size * w.dtype.itemsize for w in wanted.values())
     with tqdm(
         total=total, desc="loading weights", unit="B", unit_scale=True, disable=not progress
     ) as bar:
         for name, uses in plan.items():
-            if packing and len(wanted[uses[0].path].shape) == 2:
-                arrays |= pack_tensor(checkpoint, name, uses, config, packing.dtype)
+            if packer and name in packer.tensors:
+                packer.add(name, uses)
             else:
                 arrays |= _fill(checkpoint, name, uses, config, wanted)
             bar.update(sum(wanted[use.path].size * wanted[use.path].dtype.itemsize for use in uses))
+    if packer:
+        arrays |= packer.done()
     state = [(keys, leaf.replace(arrays[path])) for path, (keys, leaf) in leaves.items()]
     return Weights(graphdef, nnx.from_flat_state(state))
 

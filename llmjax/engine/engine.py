@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jax
 
-from llmjax_kernels.native import instruction_set
+from llmjax_kernels.native import instruction_set, set_threads
 
 from ..cache.block_pool import BlockPool
 from ..checkpoint import LoadedModel, load_model, resolve_model
@@ -73,6 +73,10 @@ class Engine:
             check=self._check_model,
             page_size=config.cache.block_size,
         )
+        if self.model.native:
+            set_threads(config.threads or 0)
+        elif config.threads is not None:
+            raise ConfigError("threads: only the native CPU kernels take it, and XLA serves here")
         if template is not None:
             self.model.tokenizer.chat_template = template
         self._default_seed = random.Random(config.model.seed)
@@ -152,7 +156,7 @@ class Engine:
     def describe(self) -> str:
         """What was loaded and how much memory it takes, for people."""
         model, page_size = self.model, self.config.cache.block_size
-        weights = sum(x.nbytes for x in jax.tree.leaves(model.state))
+        weights = model.weight_bytes
         cache = self.num_pages * page_bytes(model.config, page_size, model.kv_dtype)
         pages = f"{self.num_pages:,} pages of {page_size} tokens"
         kernels = f"native ({instruction_set()})" if model.native else "XLA"
@@ -231,7 +235,7 @@ class Engine:
             scheduler,
             model,
             max_model_len=asked or own,
-            weight_bytes=sum(x.nbytes for x in jax.tree.leaves(self.model.state)),
+            weight_bytes=self.model.weight_bytes,
             dtype=self.model.kv_dtype,
         )
         size = page_bytes(model, cache.block_size, self.model.kv_dtype)

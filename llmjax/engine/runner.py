@@ -20,7 +20,7 @@ from .batch import BiasRow, SlotTable, packed_size
 from .buckets import Bucket, Buckets
 from .compile import Programs
 from .plan import Plan
-from .step import DeviceState, StepOutput, make_state, make_step
+from .step import DeviceState, StepOutput, flatten_once, make_state, make_step
 
 _PROMPT_ROWS = 64
 """Prompt positions whose log-probabilities are computed together, by one program."""
@@ -69,7 +69,7 @@ class Runner:
     ):
         self._graphdef, self._max_logprobs = model.graphdef, config.max_logprobs
         self._native = model.native
-        self._weights, self._treedef = jax.tree.flatten(model.state)
+        self._weights, self._tree = flatten_once(model.state)
         slots = config.scheduler.max_num_seqs
         page_size = config.cache.block_size
         size = (num_pages, page_size, slots, max_model_len)
@@ -147,7 +147,7 @@ class Runner:
         return rows
 
     def _compile_step(self, bucket: Bucket) -> Any:
-        step = make_step(self._graphdef, self._treedef, bucket, self._max_logprobs, self._native)
+        step = make_step(self._graphdef, self._tree, bucket, self._max_logprobs, self._native)
         packed = jax.ShapeDtypeStruct((packed_size(bucket),), jnp.int32)
         lowered = jax.jit(step, donate_argnums=1).lower(
             _shapes(self._weights), self._state_shapes, packed
@@ -171,7 +171,7 @@ class Runner:
 
     def _compile_prompt_logprobs(self, model: LoadedModel) -> Any:
         def score(weights, hidden, targets):
-            decoder = nnx.merge(self._graphdef, jax.tree.unflatten(self._treedef, weights))
+            decoder = nnx.merge(self._graphdef, self._tree.unflatten(weights))
             logits = decoder.logits(hidden, jnp.full(1, _PROMPT_ROWS, jnp.int32))
             return token_logprobs(logits, targets, max_logprobs=self._max_logprobs)
 

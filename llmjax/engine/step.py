@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,24 @@ class StepOutput:
     hidden: Float[Array, "T D"]
 
 
+class WeightsTree(NamedTuple):
+    """How a model's state is made again from its arrays: `index` of each of its leaves."""
+
+    treedef: Any
+    index: tuple[int, ...]
+
+    def unflatten(self, arrays: Sequence[Array]) -> Any:
+        return jax.tree.unflatten(self.treedef, [arrays[i] for i in self.index])
+
+
+def flatten_once(state: nnx.State) -> tuple[list[Array], WeightsTree]:
+    """The arrays of a state, each once: packed weights share one."""
+    leaves, treedef = jax.tree.flatten(state)
+    arrays = list({id(leaf): leaf for leaf in leaves}.values())
+    places = {id(array): i for i, array in enumerate(arrays)}
+    return arrays, WeightsTree(treedef, tuple(places[id(leaf)] for leaf in leaves))
+
+
 Step = Callable[[list[Array], DeviceState, Array], tuple[DeviceState, StepOutput]]
 
 
@@ -82,12 +100,16 @@ def make_state(
 
 
 def make_step(
-    graphdef: nnx.GraphDef[Decoder], treedef: Any, bucket: Bucket, max_logprobs: int, native: bool
+    graphdef: nnx.GraphDef[Decoder],
+    tree: WeightsTree,
+    bucket: Bucket,
+    max_logprobs: int,
+    native: bool,
 ) -> Step:
     """The step of one bucket, to be jitted with its state (argument 1) donated."""
 
     def step(weights, state, packed):
-        model = nnx.merge(graphdef, jax.tree.unflatten(treedef, weights))
+        model = nnx.merge(graphdef, tree.unflatten(weights))
         inputs = unpack(packed, bucket)
         batch, rows = inputs.batch, inputs.rows
         num_slots = state.history.shape[0]

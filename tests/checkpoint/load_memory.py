@@ -26,5 +26,5 @@ for path in small:
     load_model(path, dtype=dtype, progress=False)
     before = peak()
 model = load_model(big, dtype=dtype, progress=False)
-weights = sum(leaf.nbytes for leaf in jax.tree.leaves(model.state))
+weights = model.weight_bytes
 print(json.dumps({"weights": weights, "rise": peak() - before}))

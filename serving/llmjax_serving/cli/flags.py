@@ -11,7 +11,7 @@ from dataclasses import MISSING, Field, fields
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from llmjax.config import PARTS, EngineConfig
+from llmjax.config import PARTS, EngineConfig, own_fields
 
 TALKATIVE = ("jax", "absl", "httpx")
 """Loggers of others that tell their inner workings at the level info."""
@@ -23,7 +23,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, positional_model: bool 
         parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="as --model")
     for part in PARTS.values():
         add_flags(parser, part)
-    add_flags(parser, EngineConfig, only={"max_logprobs"})
+    add_flags(parser, EngineConfig, only=own_fields())
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
 
     Ends the program with a usage message where no model was given.
     """
-    names = {field.name for part in PARTS.values() for field in fields(part)} | {"max_logprobs"}
+    names = {field.name for part in PARTS.values() for field in fields(part)} | own_fields()
     options = {name: value for name, value in vars(args).items() if name in names}
     positional = getattr(args, "positional_model", None)
     if positional is not None and options.setdefault("model", positional) != positional:

@@ -79,10 +79,10 @@ class Call {
   size_t used_ = 0;
 };
 
-// A weight from its buffer and the attributes that describe it: format, N, K, scale exponent.
+// A weight from its buffer and the attributes that describe it: offset, format, N, K, exponent.
 Weight MakeWeight(const U8& data, ffi::Span<const int64_t> about, int index) {
-  const int64_t* a = about.begin() + 4 * index;
-  return {data.typed_data(), Format::Decode(a[0]), a[1], a[2], std::ldexp(1.0f, int(a[3]))};
+  const int64_t* a = about.begin() + 5 * index;
+  return {data.typed_data() + a[0], Format::Decode(a[1]), a[2], a[3], std::ldexp(1.0f, int(a[4]))};
 }
 
 // Rows of `x`, normed if `norm` or `always`, as the weights that follow read them.
