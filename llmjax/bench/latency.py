@@ -82,11 +82,13 @@ class Work:
         weight_bytes: read by each step.
         kv_bytes: read by each sequence's step for each token of its context.
         ops: of the layers' matrices for each token; a product and its sum are two.
+        head_ops: of the logits of a token that is sampled after.
     """
 
     weight_bytes: int
     kv_bytes: int
     ops: int
+    head_ops: int
 
     @classmethod
     def of(cls, model: LoadedModel) -> Work:
@@ -99,6 +101,7 @@ class Work:
             weight_bytes=sum(w.nbytes for w in weights.values()),
             kv_bytes=page_bytes(model.config, 1, model.kv_dtype),
             ops=2 * sum(w.shape[0] * w.shape[1] for w in layers),
+            head_ops=2 * model.config.vocab_size * model.config.hidden_size,
         )
 
 

@@ -163,7 +163,8 @@ def prompts(num_words: int, seed: int) -> Iterator[str]:
 
 async def _measure(target: Target, load: Load) -> ServeResult:
     headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
-    connector = aiohttp.TCPConnector(limit=0)
+    # Servers may close a connection at any time between requests, as llama.cpp's does.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(
         headers=headers, connector=connector, timeout=TIMEOUT
     ) as session:

@@ -35,6 +35,7 @@ def test_work(name, tied, D, N, K, H, F, V):
         weight_bytes=4 * (matrices + V * D + (2 * 2 + 1) * D),
         kv_bytes=2 * 2 * K * H * 4,
         ops=2 * matrices,
+        head_ops=2 * V * D,
     )
 
 

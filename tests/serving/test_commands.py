@@ -53,7 +53,7 @@ def test_bench_latency_runs_every_case_it_was_asked_for(llmjax, tmp_path):
     for case in (*said["decode"], said["prefill"]):
         assert {"tokens_per_second", "ms"} < case.keys() and len(case["ms_of_runs"]) == 2
     assert (said["prefill"]["input_len"], said["output_len"]) == (24, 4)
-    assert said["work"].keys() == {"weight_bytes", "kv_bytes", "ops"}
+    assert said["work"].keys() == {"weight_bytes", "kv_bytes", "ops", "head_ops"}
     assert said["options"]["background"] is False
     for row in ("decode, 1 stream ", "decode, 8 streams ", "prefill of 24 "):
         assert row in out

@@ -117,7 +117,11 @@ def _add_serve(kinds: Any) -> None:
         metavar="KEY",
         help="by default the variable LLMJAX_API_KEY",
     )
-    _add_counts(parser.add_argument_group("Load"), SERVE)
+    group = parser.add_argument_group("Load")
+    _add_counts(group, SERVE)
+    group.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="another one gives other prompts [0]"
+    )
 
 
 def _add_startup(kinds: Any) -> None:
@@ -187,7 +191,7 @@ def run_serve(args: argparse.Namespace) -> int:
     from llmjax.bench import serve
 
     target = serve.Target(url, args.endpoint, args.model, args.api_key)
-    load = serve.Load(**{name: getattr(args, name) for name in SERVE})
+    load = serve.Load(**{name: getattr(args, name) for name in SERVE}, seed=args.seed)
     result = serve.measure(target, load)
     print(result.table())
     about = {"base_url": args.base_url, "endpoint": args.endpoint, "model": args.model}
