@@ -11,8 +11,11 @@ SOURCES := pyproject.toml hatch_build.py $(wildcard $(NATIVE)/src/*)
 SAY_KERNELS := test -e $(NATIVE)/libllmjax_native.so || echo "The native CPU kernels were not \
 built: XLA serves, several times slower. \`$(BIN)/pip install -v -e .\` says why."
 
+PEERS ?= .venv-peers
+PEERS_VLLM ?= .venv-vllm
+
 .DEFAULT_GOAL := help
-.PHONY: help serve test sanitize lint types format notebook clean
+.PHONY: help serve test sanitize lint types format notebook bench-compare clean
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -63,6 +66,20 @@ format: $(VENV)/.dev ## Rewrite the code in the house style
 notebook: $(VENV)/.run ## Open the notebooks
 	$(BIN)/python -m pip install --quiet --editable '.[notebook]'
 	$(BIN)/jupyter lab notebooks
+
+$(PEERS)/.done: docs/benchmarks/sides/requirements.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --requirement $<
+	@touch $@
+
+$(PEERS_VLLM)/.done: docs/benchmarks/sides/install_vllm.sh docs/benchmarks/sides/vllm-requirements.txt
+	$(PYTHON) -m venv $(PEERS_VLLM)
+	sh $< $(PEERS_VLLM)/bin/python
+	@touch $@
+
+bench-compare: $(VENV)/.dev $(PEERS)/.done $(if $(VLLM),$(PEERS_VLLM)/.done) ## Measure beside llama.cpp (VLLM=1: and vLLM), into docs/benchmarks
+	$(BIN)/python docs/benchmarks/compare.py --peers-python $(PEERS)/bin/python \
+	    $(if $(VLLM),--vllm-python $(PEERS_VLLM)/bin/python) $(if $(MACHINE),--machine '$(MACHINE)')
 
 clean: ## Remove what the commands above made
 	rm -rf $(VENV) $(NATIVE)/*.so build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

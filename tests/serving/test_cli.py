@@ -153,6 +153,21 @@ def test_pull_lists_the_catalogue(capsys):
         (("generate", "--model", "m", "a", "--temperature", "9"), "temperature is 9.0, allowed"),
         (("generate", "--model", "m", ""), "a prompt is empty"),
         (("bench", "throughput", "--model", "m", "--num-prompts", "0"), "num_prompts is 0"),
+        (("bench", "latency", "--model", "m", "--num-iters", "0"), "num_iters is 0, allowed: 1 or"),
+        (
+            ("bench", "latency", "--model", "m", "--max-num-seqs", "8", "--batch-sizes", "1", "9"),
+            "batch_sizes is [1, 9], allowed: 1 to max_num_seqs (8)",
+        ),
+        (("bench", "latency", "--model", "m", "--batch-sizes", "0"), "batch_sizes is [0], allowed"),
+        (("bench", "serve", "--model", "m", "--max-concurrency", "0"), "max_concurrency is 0"),
+        (
+            ("bench", "serve", "--model", "m", "--base-url", "localhost:8000"),
+            "base_url is 'localhost:8000', allowed: a URL such as http://127.0.0.1:8000",
+        ),
+        (
+            ("bench", "serve", "--model", "m", "--base-url", "http://127.0.0.1:1"),
+            "http://127.0.0.1:1/v1/completions does not answer: Cannot connect",
+        ),
     ],
 )
 def test_errors_of_the_users_making_are_one_line(argv, message, capsys):

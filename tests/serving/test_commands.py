@@ -40,3 +40,20 @@ def test_bench_throughput_counts_what_it_asked_for(llmjax, tmp_path):
     assert "output tokens           12" in out
     llmjax("bench", "throughput", *load, "--dataset", str(texts), "--output-json", str(report))
     assert json.loads(report.read_text())["num_prompts"] == 3
+
+
+def test_bench_latency_runs_every_case_it_was_asked_for(llmjax, tmp_path):
+    report = tmp_path / "report.json"
+    load = ("--input-len", "24", "--output-len", "4", "--num-iters", "2")
+    out = llmjax(
+        *("bench", "latency", "--batch-sizes", "1", "8", *load, "--output-json", str(report))
+    )
+    said = json.loads(report.read_text())
+    assert [case["batch_size"] for case in said["decode"]] == [1, 8]
+    for case in (*said["decode"], said["prefill"]):
+        assert {"tokens_per_second", "ms"} < case.keys() and len(case["ms_of_runs"]) == 2
+    assert (said["prefill"]["input_len"], said["output_len"]) == (24, 4)
+    assert said["work"].keys() == {"weight_bytes", "kv_bytes", "ops", "head_ops"}
+    assert said["options"]["background"] is False
+    for row in ("decode, 1 stream ", "decode, 8 streams ", "prefill of 24 "):
+        assert row in out

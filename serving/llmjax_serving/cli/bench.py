@@ -1,49 +1,138 @@
-"""Measure throughput and start-up."""
+"""Measure throughput, latency, a server under load, and start-up."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import logging
+import os
+import re
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from llmjax import __version__
+from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
 
 from .flags import add_engine_flags, engine_options, set_up_logging
 
+THROUGHPUT = {
+    "num_prompts": (64, "prompts, all at once"),
+    "input_len": (128, "tokens of a random prompt"),
+    "output_len": (128, "tokens generated for each"),
+}
+LATENCY = {
+    "input_len": (512, "tokens of the prompt whose prefill is timed"),
+    "output_len": (64, "decode steps of a run"),
+    "num_iters": (5, "runs of each kind, of which the median counts"),
+}
+SERVE = {
+    "num_prompts": (128, "requests in all"),
+    "max_concurrency": (32, "requests at a time"),
+    "input_len": (128, "tokens of a prompt, about: random words"),
+    "output_len": (64, "tokens asked for, past a natural end where the server can"),
+}
+"""The flags of each kind: default and meaning."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(metavar="KIND", required=True)
-    help_text = "tokens per second of a batch, without HTTP"
-    throughput = kinds.add_parser(
-        "throughput", help=help_text, description=help_text, allow_abbrev=False
+    _add_throughput(kinds)
+    _add_latency(kinds)
+    _add_serve(kinds)
+    _add_startup(kinds)
+
+
+def _add_kind(
+    kinds: Any, name: str, run: Callable[[argparse.Namespace], int], help_text: str
+) -> argparse.ArgumentParser:
+    kind = kinds.add_parser(name, help=help_text, description=help_text, allow_abbrev=False)
+    kind.set_defaults(run_bench=run)
+    return kind
+
+
+def _add_counts(group: Any, counts: dict[str, tuple[int, str]]) -> None:
+    """Flags of a number from 1 up each: the default, and what it is."""
+    for name, (default, help_text) in counts.items():
+        flag = f"--{name.replace('_', '-')}"
+        group.add_argument(
+            flag, type=int, default=default, metavar="N", help=f"{help_text} [{default}]"
+        )
+    group.add_argument("--output-json", type=Path, metavar="FILE", help="write the results here")
+
+
+def _add_throughput(kinds: Any) -> None:
+    parser = _add_kind(
+        kinds, "throughput", run_throughput, "tokens per second of a batch, without HTTP"
     )
-    throughput.set_defaults(run_bench=run_throughput)
-    add_engine_flags(throughput)
-    group = throughput.add_argument_group("Load")
-    group.add_argument("--num-prompts", type=int, default=64, metavar="N", help="[64]")
-    group.add_argument(
-        "--input-len", type=int, default=128, metavar="N", help="tokens of a random prompt [128]"
-    )
-    group.add_argument(
-        "--output-len", type=int, default=128, metavar="N", help="tokens generated for each [128]"
-    )
+    add_engine_flags(parser)
+    group = parser.add_argument_group("Load")
+    _add_counts(group, THROUGHPUT)
     group.add_argument(
         "--dataset",
         type=Path,
         metavar="FILE",
         help="prompts instead of random ones: a text file's lines, or .jsonl with a prompt field",
     )
-    group.add_argument("--output-json", type=Path, metavar="FILE", help="write the results here")
-    help_text = "seconds from starting a server to its first answer, cold and again"
-    startup = kinds.add_parser("startup", help=help_text, description=help_text, allow_abbrev=False)
-    startup.set_defaults(run_bench=run_startup)
-    startup.add_argument("--model", required=True, help="as for llmjax serve")
-    startup.add_argument("--port", type=int, default=8765, metavar="N", help="[8765]")
+
+
+def _add_latency(kinds: Any) -> None:
+    parser = _add_kind(
+        kinds, "latency", run_latency, "time of a decode step, and of a prompt, without HTTP"
+    )
+    add_engine_flags(parser)
+    group = parser.add_argument_group("Load")
+    group.add_argument(
+        "--batch-sizes",
+        type=int,
+        nargs="+",
+        default=[1, 4, 16, 32, 64],
+        metavar="N",
+        help="streams that decode together [1 4 16 32 64]",
+    )
+    _add_counts(group, LATENCY)
+
+
+def _add_serve(kinds: Any) -> None:
+    parser = _add_kind(
+        kinds, "serve", run_serve, "load on any OpenAI-compatible server over HTTP, streaming"
+    )
+    parser.add_argument(
+        "--base-url", default="http://127.0.0.1:8000", metavar="URL", help="[%(default)s]"
+    )
+    parser.add_argument("--model", required=True, metavar="NAME", help="as the server calls it")
+    parser.add_argument(
+        "--endpoint",
+        choices=("/v1/completions", "/v1/chat/completions"),
+        default="/v1/completions",
+        help="[%(default)s]",
+    )
+    parser.add_argument(
+        "--api-key",
+        default=os.environ.get("LLMJAX_API_KEY"),
+        metavar="KEY",
+        help="by default the variable LLMJAX_API_KEY",
+    )
+    group = parser.add_argument_group("Load")
+    _add_counts(group, SERVE)
+    group.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="another one gives other prompts [0]"
+    )
+
+
+def _add_startup(kinds: Any) -> None:
+    parser = _add_kind(
+        kinds,
+        "startup",
+        run_startup,
+        "seconds from starting a server to its first answer, cold and again",
+    )
+    parser.add_argument("--model", required=True, help="as for llmjax serve")
+    parser.add_argument("--port", type=int, default=8765, metavar="N", help="[8765]")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,40 +141,91 @@ def run(args: argparse.Namespace) -> int:
 
 def run_throughput(args: argparse.Namespace) -> int:
     set_up_logging(logging.WARNING)
-    for name in ("num_prompts", "input_len", "output_len"):
-        if getattr(args, name) < 1:
-            raise ConfigError(f"{name} is {getattr(args, name)}, allowed: 1 or more")
-    # A program that compiles beside the measured run would disturb it.
-    options = {"background": False, **engine_options(args)}
-    report_to(args.output_json)
-
-    import jax
+    check_counts(args, THROUGHPUT)
+    options = quiet_engine_options(args)
 
     from llmjax import LLM
     from llmjax.bench import throughput
 
-    llm = LLM(**options)
-    if args.dataset:
-        prompts = throughput.file_prompts(llm.tokenizer, args.dataset, args.num_prompts)
-    else:
-        prompts = throughput.random_prompts(llm.tokenizer, args.num_prompts, args.input_len)
-    result = throughput.measure(llm, prompts, args.output_len)
+    with LLM(**options) as llm:
+        if args.dataset:
+            prompts = throughput.file_prompts(llm.tokenizer, args.dataset, args.num_prompts)
+        else:
+            prompts = throughput.random_prompts(llm.tokenizer, args.num_prompts, args.input_len)
+        result = throughput.measure(llm, prompts, args.output_len)
     print(result.table())
-    if args.output_json:
-        device = jax.devices()[0].device_kind
-        software = {"llmjax": __version__, "jax": jax.__version__, "device": device}
-        report = {**asdict(result), "options": options, **software}
-        args.output_json.write_text(json.dumps(report, indent=2) + "\n")
+    write_report(args.output_json, {**asdict(result), "options": options, **software()})
     return 0
 
 
-def report_to(file: Path | None) -> None:
-    """Raises ConfigError, before any work is done, where the results could not be written."""
-    if file is not None:
+def run_latency(args: argparse.Namespace) -> int:
+    set_up_logging(logging.WARNING)
+    check_counts(args, LATENCY)
+    sizes = args.batch_sizes
+    options = quiet_engine_options(args)
+    most = EngineConfig.of(**options).scheduler.max_num_seqs
+    if min(sizes) < 1 or max(sizes) > most:
+        raise ConfigError(f"batch_sizes is {sizes}, allowed: 1 to max_num_seqs ({most})")
+
+    from llmjax import LLM
+    from llmjax.bench import latency
+
+    with LLM(**options) as llm:
+        load = {"steps": args.output_len, "input_len": args.input_len, "num_iters": args.num_iters}
+        result = latency.measure(llm, sizes, **load)
+        work = latency.Work.of(llm.engine.model)
+    print(result.table())
+    report = {**result.report(), "output_len": args.output_len, "work": asdict(work)}
+    write_report(args.output_json, {**report, "options": options, **software()})
+    return 0
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    check_counts(args, SERVE)
+    url = args.base_url.rstrip("/").removesuffix("/v1")
+    if not re.match(r"https?://[^/]", url):
+        raise ConfigError(
+            f"base_url is {args.base_url!r}, allowed: a URL such as http://127.0.0.1:8000"
+        )
+
+    from llmjax.bench import serve
+
+    target = serve.Target(url, args.endpoint, args.model, args.api_key)
+    load = serve.Load(**{name: getattr(args, name) for name in SERVE}, seed=args.seed)
+    result = serve.measure(target, load)
+    print(result.table())
+    about = {"base_url": args.base_url, "endpoint": args.endpoint, "model": args.model}
+    write_report(args.output_json, {**result.report(), **asdict(load), **about})
+    return 0
+
+
+def check_counts(args: argparse.Namespace, names: Iterable[str]) -> None:
+    """Raises ConfigError, before any work is done, for what could only fail after it."""
+    for name in names:
+        if getattr(args, name) < 1:
+            raise ConfigError(f"{name} is {getattr(args, name)}, allowed: 1 or more")
+    if args.output_json is not None:
         try:
-            file.open("a").close()
+            args.output_json.open("a").close()
         except OSError as error:
-            raise ConfigError(f"cannot write --output-json {file}: {error}") from error
+            raise ConfigError(f"cannot write --output-json {args.output_json}: {error}") from error
+
+
+def quiet_engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Of an engine that compiles nothing beside the measured run, which it would disturb."""
+    return {"background": False, **engine_options(args)}
+
+
+def software() -> dict[str, str]:
+    import jax
+
+    device = jax.devices()[0].device_kind
+    return {"llmjax": __version__, "jax": jax.__version__, "device": device}
+
+
+def write_report(file: Path | None, report: dict[str, Any]) -> None:
+    if file is not None:
+        file.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def run_startup(args: argparse.Namespace) -> int:
