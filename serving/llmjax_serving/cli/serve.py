@@ -66,7 +66,7 @@ def curl(engine: AsyncEngine, url: str, config: ServerConfig) -> str:
     body: dict = {"model": engine.config.model.name}
     if engine.tokenizer.chat_template:
         path = "/v1/chat/completions"
-        body["messages"] = [{"role": "user", "content": "What is the capital of France?"}]
+        body["messages"] = [{"role": "user", "content": "What is water made of?"}]
     else:
         path = "/v1/completions"
         body["prompt"] = "The capital of France is"
