@@ -191,7 +191,9 @@ def in_process_sides(name: str, file: Path, args: argparse.Namespace) -> list[Si
     ]
     if args.vllm_python and name == FIRST:
         script, folder = str(SIDES / "vllm_offline.py"), vllm_folder(file, args)
-        sides.append(Side(VLLM, [args.vllm_python, script, folder], VLLM_ENV))
+        # On few cores a second process for its engine only costs.
+        env = {**VLLM_ENV, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        sides.append(Side(VLLM, [args.vllm_python, script, folder], env))
     return sides
 
 

@@ -16,24 +16,15 @@ from llmjax_serving.cli import main
 from .double import MODEL, EngineDouble, client_of, run_async
 
 ENDPOINTS = (serve.COMPLETIONS, serve.CHAT)
+PROBES = 3
+"""Requests that find out what a server takes and how long its tokens are, before the others."""
 LOAD = Load(num_prompts=6, max_concurrency=2, input_len=400, output_len=5)
-
-
-class Crowd(EngineDouble):
-    """Notes how many requests ran at once."""
-
-    most = 0
-
-    async def generate(self, request_id, ids, params, **options):
-        async for output in super().generate(request_id, ids, params, **options):
-            self.most = max(self.most, len(self.running))
-            yield output
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 @run_async
 async def test_what_was_sent_and_what_came(endpoint, tmp_path, capsys):
-    engine = Crowd(says=["H", "e", "llo"], max_model_len=10_000)
+    engine = EngineDouble(says=["H", "e", "llo"], max_model_len=10_000)
     report = tmp_path / "report.json"
     async with client_of(engine) as client:
         argv = ["bench", "serve", "--base-url", f"http://127.0.0.1:{client.port}/v1"]
@@ -52,7 +43,6 @@ async def test_what_was_sent_and_what_came(endpoint, tmp_path, capsys):
     assert len({tuple(ids) for ids, _ in asked}) == 6
     # Words are of many letters, and letters are its tokens.
     assert said["prompt_tokens"] / 6 == pytest.approx(400, rel=0.1)
-    assert engine.most == 2
     out = capsys.readouterr().out
     assert "completed                          6" in out and "to the first token" in out
 
@@ -90,6 +80,23 @@ async def test_a_server_that_refuses_extras_gets_none_and_pieces_are_counted():
 
 
 @run_async
+async def test_as_many_requests_run_as_were_asked_for():
+    pair, count, running, most = asyncio.Barrier(2), 0, 0, 0
+
+    async def answer(request):
+        nonlocal count, running, most
+        count, running = count + 1, running + 1
+        most = max(most, running)
+        if count > PROBES:
+            await pair.wait()
+        running -= 1
+        return await stream(request, piece("a"))
+
+    said = await measured(answer)
+    assert (said["completed"], most) == (6, 2)
+
+
+@run_async
 async def test_tokens_without_text_count():
     async def answer(request):
         usage = {"prompt_tokens": 3, "completion_tokens": 2}
@@ -113,8 +120,8 @@ async def test_failures_are_told_apart_and_do_not_count():
     async def answer(request):
         nonlocal count
         count += 1
-        if count > 5:  # three that find out what the server takes, and two that are to be good
-            reply = broken[count - 6](request)
+        if count > PROBES + 2:
+            reply = broken[count - PROBES - 3](request)
             return await reply if asyncio.iscoroutine(reply) else reply
         return await stream(request, piece("a"))
 
