@@ -206,7 +206,7 @@ def servers(file: Path, args: argparse.Namespace) -> list[Server]:
     made = [Server(OURS, ours, port=port), Server(LLAMACPP, theirs, port=port + 1)]
     if args.vllm_python:
         program = [args.vllm_python, "-m", "vllm.entrypoints.cli.main", "serve"]
-        flags = ["--enforce-eager", "--max-model-len", "1024", "--served-model-name", "m"]
+        flags = ["--max-model-len", "1024", "--served-model-name", "m"]
         command = [*program, vllm_folder(file, args), *flags, "--port", str(port + 2)]
         made.append(Server(VLLM, command, VLLM_ENV, port=port + 2))
     return made

@@ -114,7 +114,9 @@ this CPU has. Medians of {results["rounds"]} rounds; in each round every side is
 while the others are stopped. Written by [report.py](report.py) from [cpu.json](cpu.json).
 
 A decode step is timed among streams that begin with 16 tokens. llama.cpp in process gets whole
-batches through its own API, its default flash attention, and samples nothing. *Of read* is what
+batches through its own API, its default flash attention, and samples nothing. vLLM runs as it does
+by itself, compiled, and in process without a second process for its engine, which here is faster;
+its weights are the same in bfloat16. *Of read* is what
 must be read, weights and the streams' keys and values, over the time it took, as a share of the
 {limits["read"] / 1e9:.1f} GB/s at which {limits["threads"]} threads read memory; *of int8* the
 matrices' operations as a share of {limits["int8"] / 1e12:.2f} Top/s ({limits["instruction_set"]}),
@@ -138,7 +140,7 @@ def plot(results: dict[str, Any], file: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
-    cases = [c for c in results["models"][FIRST]["cases"] if "decode" in c]
+    cases = [case for case in results["models"][FIRST]["cases"] if "decode" in case]
     streams = [case["decode"] for case in cases]
     for side in cases[0]["seconds"]:
         left.plot(streams, [rates(case)[side] for case in cases], marker="o", label=side)

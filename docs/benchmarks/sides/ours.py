@@ -12,7 +12,7 @@ from llmjax import LLM, __version__  # noqa: E402
 from llmjax.bench import latency  # noqa: E402
 
 assert (worker.PROMPT_LEN, worker.HEAD_START) == (latency.PROMPT_LEN, latency.HEAD_START)
-llm = LLM(sys.argv[1], background=False, max_model_len=1024)
+llm = LLM(sys.argv[1], background=False, max_model_len=1024, num_gpu_blocks_override=1024)
 seeds = itertools.count()
 worker.run(
     answers,

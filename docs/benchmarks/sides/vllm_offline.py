@@ -11,7 +11,7 @@ if __name__ == "__main__":
     import vllm
     from vllm import LLM, SamplingParams
 
-    llm = LLM(sys.argv[1], max_model_len=1024, enforce_eager=True, enable_prefix_caching=False)
+    llm = LLM(sys.argv[1], max_model_len=1024, enable_prefix_caching=False)
     vocab_size = llm.get_tokenizer().vocab_size
 
     def seconds(count, input_len, output_len):
