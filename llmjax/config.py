@@ -9,6 +9,7 @@ from typing import Any
 from .checks import type_errors
 from .errors import ConfigError
 
+POLICIES = ("fcfs", "priority")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -71,11 +72,20 @@ class CacheConfig:
         gpu_memory_utilization: the share of the device's memory that weights, step
             temporaries and pages may fill together; by default 0.9 of an accelerator, 0.2
             of the host's memory on a CPU, where others work too.
+        enable_prefix_caching: keep what requests have computed for others that begin alike,
+            as long as there is room. Choices of one request share their prompt in any case.
+        swap_space: GiB of host memory for the pages of preempted requests, where moving them
+            there and back takes less time than to compute them again.
+        kv_offloading_size: GiB of host memory for pages that leave the prefix cache for want
+            of room, by the same rule.
     """
 
     block_size: int = 16
     num_gpu_blocks_override: int | None = None
     gpu_memory_utilization: float | None = None
+    enable_prefix_caching: bool = True
+    swap_space: float = 4.0
+    kv_offloading_size: float = 0.0
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -89,6 +99,9 @@ class CacheConfig:
             share is None or 0 < share <= 1,
             f"gpu_memory_utilization is {share}, allowed: above 0 up to 1",
         )
+        for name in ("swap_space", "kv_offloading_size"):
+            value = getattr(self, name)
+            _require(0 <= value <= 2**20, f"{name} is {value}, allowed: 0 or more GiB")
         blocks = self.num_gpu_blocks_override
         _require(
             blocks is None or blocks >= 1,
@@ -101,6 +114,8 @@ class SchedulerConfig:
     """Who runs in a step.
 
     Attributes:
+        policy: "fcfs": first come, first served. "priority": by the requests' priority, a
+            lower number first, then by arrival; a request of higher priority preempts.
         max_num_seqs: most sequences that run at once.
         max_num_batched_tokens: most tokens in one step.
         max_paddings: the share of a step's token bucket that may be padding while prompt
@@ -113,6 +128,7 @@ class SchedulerConfig:
         max_queue_len: waiting requests beyond which new ones are refused; none is no limit.
     """
 
+    policy: str = "fcfs"
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     max_paddings: float = 0.1
@@ -123,6 +139,10 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
+        _require(
+            self.policy in POLICIES,
+            f"policy is {self.policy!r}, allowed: {', '.join(POLICIES)}",
+        )
         for name in ("max_num_seqs", "max_num_batched_tokens", "prefill_chunk_size"):
             _require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}, allowed: 1 up")
         _require(

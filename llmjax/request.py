@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import NamedTuple
@@ -151,6 +152,12 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature < 1e-5
 
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether the choice of a token depends on how often it occurred."""
+        penalties = (self.presence_penalty, self.frequency_penalty)
+        return self.repetition_penalty != 1 or any(penalties)
+
 
 @dataclass
 class Request:
@@ -158,12 +165,19 @@ class Request:
 
     Attributes:
         eos_token_ids: the union of all end-of-sequence ids that the model declares.
+        priority: under the policy "priority", lower goes first.
+        cache_salt: the request shares what the prefix cache has with those of the same salt.
+        kv_key: what keys and values depend on beside tokens and positions: requests share
+            pages where it is the same.
     """
 
     id: str
     prompt_token_ids: list[int]
     params: SamplingParams
     eos_token_ids: frozenset[int] = frozenset()
+    priority: int = 0
+    cache_salt: str | None = None
+    kv_key: Hashable = None
     arrival_time: float = field(default_factory=time.monotonic)
 
 
@@ -187,7 +201,9 @@ class Sequence:
         tokens: prompt, then output ids that have been committed.
         num_pending: output tokens that steps in flight will add; known to the device only.
         num_computed: positions whose KV is in pages, or will be by the steps in flight.
-        block_table: page ids, in order of position.
+        block_tables: of each group of layers, page ids in order of position; -1 where a page
+            lies behind the window.
+        num_cached_tokens: of the prompt, those that the cache had.
         slot: row of the device's per-sequence state while running, else -1.
         in_flight: steps dispatched that include this sequence and are not committed.
     """
@@ -200,7 +216,8 @@ class Sequence:
     status: Status = Status.WAITING
     num_pending: int = 0
     num_computed: int = 0
-    block_table: list[int] = field(default_factory=list)
+    block_tables: list[list[int]] = field(default_factory=list)
+    num_cached_tokens: int = 0
     slot: int = -1
     in_flight: int = 0
     num_preemptions: int = 0

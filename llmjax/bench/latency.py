@@ -11,6 +11,7 @@ from typing import Any
 from flax import nnx
 from tqdm.auto import tqdm
 
+from ..cache.layout import KVLayout
 from ..checkpoint import LoadedModel
 from ..engine.memory import page_bytes
 from ..llm import LLM
@@ -96,10 +97,11 @@ class Work:
         if not model.config.tie_embeddings:
             # Only the rows of the step's tokens are read.
             del weights["embed", "weight"]
+        one_token = KVLayout(1, layers_per_page=model.config.num_layers)
         layers = [w for path, w in weights.items() if path[0] == "layers" and len(w.shape) == 2]
         return cls(
             weight_bytes=sum(w.nbytes for w in weights.values()),
-            kv_bytes=page_bytes(model.config, 1, model.kv_dtype),
+            kv_bytes=page_bytes(model.config, one_token, model.kv_dtype),
             ops=2 * sum(w.shape[0] * w.shape[1] for w in layers),
             head_ops=2 * model.config.vocab_size * model.config.hidden_size,
         )

@@ -7,6 +7,7 @@ float32 values travel as their bits.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -40,12 +41,13 @@ class StepInputs(NamedTuple):
     Attributes:
         tokens: input ids; -1 where the device's history knows the token (decodes whose
             input is still being sampled when the step is packed).
+        batches: for each group of layers; they differ in their block tables.
         samples: whether the row's last token is the sequence's last, so that the next
             token is drawn from its logits.
     """
 
     tokens: Int[Array, " T"]
-    batch: RaggedBatch
+    batches: tuple[RaggedBatch, ...]
     samples: Int[Array, " S"]
     rows: SamplingRows
 
@@ -63,17 +65,19 @@ class SlotTable:
 
     Args:
         max_pages: of the widest bucket.
+        num_groups: of layers, each with a block table.
     """
 
-    def __init__(self, num_slots: int, max_pages: int):
+    def __init__(self, num_slots: int, max_pages: int, num_groups: int):
         self.num_slots = num_slots
+        self.num_groups = num_groups
         # The row past the last slot is padding: greedy, neutral penalties, no logprobs.
         self._rows = np.zeros((len(_FIELDS), num_slots + 1), np.int32)
         self._rows[_FIELDS.index("num_logprobs")] = -1
         for name in ("top_p", "repetition_penalty"):
             self._rows[_FIELDS.index(name)] = np.float32(1).view(np.int32)
-        self._block_tables = np.zeros((num_slots + 1, max_pages), np.int32)
-        self._num_blocks = np.zeros(num_slots + 1, np.int32)
+        self._block_tables = np.zeros((num_groups, num_slots + 1, max_pages), np.int32)
+        self._num_blocks = [[0] * num_groups for _ in range(num_slots)]
 
     def admit(self, seq: Sequence) -> BiasRow | None:
         """Writes a sequence's row; returns its bias entries where it has any."""
@@ -98,15 +102,15 @@ class SlotTable:
             self._rows[i, slot] = np.uint32(values[name] % 2**32).view(np.int32)
         for i, name in enumerate(_FLOATS):
             self._rows[len(_INTS) + i, slot] = np.float32(values[name]).view(np.int32)
-        self._num_blocks[slot] = 0
+        self._num_blocks[slot] = [0] * self.num_groups
         return bias
 
     def pack(self, plan: Plan) -> Int[np.ndarray, " packed"]:
         """The packed array of a plan, in the layout that `unpack` reads."""
         _, S, P = plan.bucket
         chunks = plan.chunks
-        packed = np.zeros(packed_size(plan.bucket), np.int32)
-        fields = _split(packed, plan.bucket)
+        packed = np.zeros(packed_size(plan.bucket, self.num_groups), np.int32)
+        fields = _split(packed, plan.bucket, self.num_groups)
         counts = np.fromiter((c.count for c in chunks), np.int32, len(chunks))
         ends = np.cumsum(counts)
         fields["query_starts"][1 : len(chunks) + 1] = ends
@@ -122,26 +126,29 @@ class SlotTable:
             tokens[at : at + len(known)] = known
             tokens[at + len(known) : at + c.count] = -1
             at += c.count
-            self._extend_block_table(c.seq)
-        fields["block_tables"].reshape(S, P)[:] = self._block_tables[slots, :P]
+            self._extend_block_tables(c.seq)
+        fields["block_tables"].reshape(-1, S, P)[:] = self._block_tables[:, slots, :P]
         fields["rows"].reshape(len(_FIELDS), S)[:] = self._rows[:, slots]
         return packed
 
-    def _extend_block_table(self, seq: Sequence) -> None:
-        have, want = self._num_blocks[seq.slot], len(seq.block_table)
-        if have != want:
-            self._block_tables[seq.slot, have:want] = seq.block_table[have:]
-            self._num_blocks[seq.slot] = want
+    def _extend_block_tables(self, seq: Sequence) -> None:
+        known = self._num_blocks[seq.slot]
+        for group, table in enumerate(seq.block_tables):
+            if (have := known[group]) != len(table):
+                # What lies behind a window is not read; any page will do.
+                new = [max(page, 0) for page in table[have:]]
+                self._block_tables[group, seq.slot, have : len(table)] = new
+                known[group] = len(table)
 
 
-def packed_size(bucket: Bucket) -> int:
-    return sum(size for _, size in _layout(bucket))
+def packed_size(bucket: Bucket, num_groups: int) -> int:
+    return sum(size for _, size in _layout(bucket, num_groups))
 
 
-def unpack(packed: Int[Array, " packed"], bucket: Bucket) -> StepInputs:
+def unpack(packed: Int[Array, " packed"], bucket: Bucket, num_groups: int) -> StepInputs:
     """Slices a packed step apart, on the device."""
     T, S, P = bucket
-    f = _split(packed, bucket)
+    f = _split(packed, bucket, num_groups)
     row = dict(zip(_FIELDS, f["rows"].reshape(len(_FIELDS), S), strict=True))
     floats = {name: lax.bitcast_convert_type(row[name], jnp.float32) for name in _FLOATS}
     seed = lax.bitcast_convert_type(jnp.stack([row["seed_high"], row["seed_low"]], -1), jnp.uint32)
@@ -156,17 +163,15 @@ def unpack(packed: Int[Array, " packed"], bucket: Bucket) -> StepInputs:
         num_bias=row["num_bias"],
         num_logprobs=row["num_logprobs"],
     )
+    tables = f["block_tables"].reshape(num_groups, S, P)
     batch = make_ragged_batch(
-        f["query_starts"],
-        f["kv_lens"],
-        f["block_tables"].reshape(S, P),
-        T,
-        decode_only=bucket.decode_only,
+        f["query_starts"], f["kv_lens"], tables[0], T, decode_only=bucket.decode_only
     )
-    return StepInputs(f["tokens"], batch, f["samples"], rows)
+    batches = tuple(replace(batch, block_tables=table) for table in tables)
+    return StepInputs(f["tokens"], batches, f["samples"], rows)
 
 
-def _layout(bucket: Bucket) -> tuple[tuple[str, int], ...]:
+def _layout(bucket: Bucket, num_groups: int) -> tuple[tuple[str, int], ...]:
     T, S, P = bucket
     return (
         ("tokens", T),
@@ -174,14 +179,14 @@ def _layout(bucket: Bucket) -> tuple[tuple[str, int], ...]:
         ("kv_lens", S),
         ("slots", S),
         ("samples", S),
-        ("block_tables", S * P),
+        ("block_tables", num_groups * S * P),
         ("rows", len(_FIELDS) * S),
     )
 
 
-def _split(packed, bucket: Bucket) -> dict:
+def _split(packed, bucket: Bucket, num_groups: int) -> dict:
     fields, at = {}, 0
-    for name, size in _layout(bucket):
+    for name, size in _layout(bucket, num_groups):
         fields[name] = packed[at : at + size]
         at += size
     return fields

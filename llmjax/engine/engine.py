@@ -14,6 +14,9 @@ import jax
 from llmjax_kernels.native import instruction_set, set_threads
 
 from ..cache.block_pool import BlockPool
+from ..cache.host_pool import HostPool, MoveCosts
+from ..cache.layout import KVLayout
+from ..cache.manager import KVCache
 from ..checkpoint import LoadedModel, load_model, resolve_model
 from ..checks import shown
 from ..config import EngineConfig
@@ -25,24 +28,39 @@ from ..request import Request, Sequence, SequenceDelta
 from ..tokenizer import compile_template
 from .buckets import Buckets
 from .compile import enable_persistent_cache
-from .memory import count_pages, fit_context, page_bytes
+from .memory import count_pages, fit_context, most_chunk, page_bytes
 from .runner import InFlight, Runner
 from .scheduler import Plan, Scheduler
 
 log = logging.getLogger(__name__)
 
+_TIMED_TOKENS = 64
+"""Smaller steps say little of what a prompt's token takes."""
 _CPU_STEP_TOKENS = 512
 """Larger steps gain no speed on a CPU and make everyone wait."""
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """A moment of the engine, for metrics."""
+    """A moment of the engine, for metrics.
+
+    Attributes:
+        pages_used, pages_cached, pages_free: held by sequences; remembered and to be had
+            again; empty.
+        prefix_queries, prefix_hits: tokens of sequences admitted, and those of them that the
+            prefix cache had.
+        pages_saved, pages_loaded: moved to host memory, and back.
+    """
 
     num_running: int
     num_waiting: int
     pages_used: int
+    pages_cached: int
     pages_free: int
+    prefix_queries: int
+    prefix_hits: int
+    pages_saved: int
+    pages_loaded: int
     num_preemptions: int
     padded_tokens: int
     bucket_tokens: int
@@ -80,23 +98,31 @@ class Engine:
         if template is not None:
             self.model.tokenizer.chat_template = template
         self._default_seed = random.Random(config.model.seed)
-        self.max_model_len, self.num_pages = self._size_memory()
+        self.layout, self.max_model_len, self.num_pages = self._size_memory()
         self.buckets = self._make_buckets(self.max_model_len)
-        self._pool = BlockPool(self.num_pages)
+        self.host = self._make_host()
+        self.cache = KVCache(
+            BlockPool(self.num_pages),
+            self.layout,
+            enable_prefix_caching=config.cache.enable_prefix_caching,
+            host=self.host,
+            chunk=most_chunk(config.scheduler, self.max_model_len),
+        )
         self.scheduler = Scheduler(
-            config.scheduler,
-            self.buckets,
-            self._pool,
-            block_size=config.cache.block_size,
-            max_model_len=self.max_model_len,
+            config.scheduler, self.buckets, self.cache, max_model_len=self.max_model_len
         )
         self.runner = Runner(
             config,
             self.model,
             self.buckets,
+            layout=self.layout,
             max_model_len=self.max_model_len,
             num_pages=self.num_pages,
+            num_slots=self.host.num_slots if self.host is not None else 0,
         )
+        if self.host is not None:
+            self.host.costs.save, self.host.costs.load = self.runner.time_moves()
+        self._last_collected = 0.0
         self._in_flight: deque[InFlight] = deque()
         self.num_steps = 0
         self.metrics = Metrics(config.model.name)
@@ -110,6 +136,8 @@ class Engine:
             QueueFullError: too many wait already.
         """
         self._check(request)
+        regime = self.model.config.regime(len(request.prompt_token_ids))
+        request.kv_key = (request.cache_salt, regime)
         seed = request.params.seed
         if seed is None:
             seed = self._default_seed.getrandbits(63)
@@ -128,6 +156,7 @@ class Engine:
         step = self._in_flight.popleft()
         result = self.runner.collect(step)
         self.num_steps += 1
+        self._time(step.plan)
         return self.scheduler.commit(
             step.plan, result.token_ids, result.logprobs, result.prompt_logprobs
         )
@@ -146,8 +175,13 @@ class Engine:
         return EngineStats(
             num_running=s.num_running,
             num_waiting=s.num_waiting,
-            pages_used=self._pool.num_used,
-            pages_free=self._pool.num_free,
+            pages_used=self.cache.num_used,
+            pages_cached=self.cache.num_cached,
+            pages_free=self.cache.pool.num_free,
+            prefix_queries=self.cache.stats.queried,
+            prefix_hits=self.cache.stats.hit,
+            pages_saved=self.host.num_saved if self.host is not None else 0,
+            pages_loaded=self.host.num_loaded if self.host is not None else 0,
             num_preemptions=s.num_preemptions,
             padded_tokens=s.padded_tokens,
             bucket_tokens=s.bucket_tokens,
@@ -157,7 +191,7 @@ class Engine:
         """What was loaded and how much memory it takes, for people."""
         model, page_size = self.model, self.config.cache.block_size
         weights = model.weight_bytes
-        cache = self.num_pages * page_bytes(model.config, page_size, model.kv_dtype)
+        cache = self.num_pages * page_bytes(model.config, self.layout, model.kv_dtype)
         pages = f"{self.num_pages:,} pages of {page_size} tokens"
         kernels = f"native ({instruction_set()})" if model.native else "XLA"
         return "\n".join(
@@ -178,9 +212,27 @@ class Engine:
     def _observe(self, plan: Plan) -> None:
         self.metrics.iteration_tokens.observe(plan.num_tokens)
         now = time.monotonic()
-        for chunk in plan.chunks:
-            if chunk.start == 0 and not chunk.seq.num_preemptions:
+        for chunk in plan.admitted:
+            if not chunk.seq.num_preemptions:
                 self.metrics.queue_time.observe(now - chunk.seq.request.arrival_time)
+
+    def _time(self, plan: Plan) -> None:
+        """Learns from a finished step what it takes to compute a prompt's token."""
+        now = time.perf_counter()
+        seconds, self._last_collected = now - self._last_collected, now
+        if self.host is None or not self._in_flight or plan.num_tokens < _TIMED_TOKENS:
+            return
+        costs = self.host.costs
+        costs.compute += 0.2 * (seconds / plan.num_tokens - costs.compute)
+
+    def _make_host(self) -> HostPool | None:
+        cache = self.config.cache
+        size = page_bytes(self.model.config, self.layout, self.model.kv_dtype)
+        swap = int(cache.swap_space * 2**30 / size)
+        offload = int(cache.kv_offloading_size * 2**30 / size)
+        if not swap + offload:
+            return None
+        return HostPool(swap + offload, offload, MoveCosts(compute=1e-3))
 
     def _check(self, request: Request) -> None:
         params = request.params
@@ -213,9 +265,14 @@ class Engine:
             raise ConfigError(f"max_model_len is {asked}, the model allows up to {own}")
         # Pages of a sequence are checked later where max_model_len may still be lowered.
         self._make_buckets(asked or 1)
-        cache, pages = self.config.cache, self.config.cache.num_gpu_blocks_override
+        _cache, pages = self.config.cache, self.config.cache.num_gpu_blocks_override
         if pages is not None:
-            fit_context(asked, own, pages, cache, self.config.scheduler)
+            layout = self._make_layout(model, asked or own)
+            fit_context(asked, own, pages, layout, self.config.scheduler)
+
+    def _make_layout(self, model: DecoderConfig, max_model_len: int) -> KVLayout:
+        size = self.config.cache.block_size
+        return KVLayout.of(model.windows, block_size=size, max_model_len=max_model_len)
 
     def _make_buckets(self, max_model_len: int) -> Buckets:
         return Buckets(
@@ -226,26 +283,28 @@ class Engine:
             step_tokens=_CPU_STEP_TOKENS if jax.default_backend() == "cpu" else None,
         )
 
-    def _size_memory(self) -> tuple[int, int]:
-        """Chooses max_model_len and the number of pages."""
+    def _size_memory(self) -> tuple[KVLayout, int, int]:
+        """Chooses how layers share pages, max_model_len and the number of pages."""
         cache, scheduler, model = self.config.cache, self.config.scheduler, self.model.config
         asked, own = self.config.model.max_model_len, model.max_position
+        layout = self._make_layout(model, asked or own)
         pages = count_pages(
             cache,
             scheduler,
             model,
+            layout,
             max_model_len=asked or own,
             weight_bytes=self.model.weight_bytes,
             dtype=self.model.kv_dtype,
         )
-        size = page_bytes(model, cache.block_size, self.model.kv_dtype)
+        size = page_bytes(model, layout, self.model.kv_dtype)
         log.info("KV pool: %d pages, %.2f GiB", pages, pages * size / 2**30)
-        length = fit_context(asked, own, pages, cache, scheduler)
+        length = fit_context(asked, own, pages, layout, scheduler)
         if length < (asked or own):
             log.warning(
                 "max_model_len is lowered from %d to %d, what the KV pool holds", own, length
             )
-        return length, pages
+        return layout, length, pages
 
 
 def _template_text(template: str | None) -> str | None:

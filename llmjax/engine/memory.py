@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax
 import numpy as np
 import psutil
 
+from ..cache.layout import KVLayout
 from ..config import CacheConfig, SchedulerConfig
 from ..errors import ConfigError
 from ..models import DecoderConfig
@@ -16,16 +18,23 @@ from ..models import DecoderConfig
 _GIB = 2**30
 
 
-def page_bytes(config: DecoderConfig, page_size: int, dtype: Any) -> int:
-    """Bytes of one page in all layers, keys and values."""
-    width = config.num_kv_heads * config.head_dim
-    return 2 * config.num_layers * page_size * width * np.dtype(dtype).itemsize
+def page_bytes(config: DecoderConfig, layout: KVLayout, dtype: Any) -> int:
+    """Bytes of one page, the keys and values of one group's layers."""
+    tokens = layout.layers_per_page * layout.block_size
+    return 2 * tokens * config.num_kv_heads * config.head_dim * np.dtype(dtype).itemsize
+
+
+def most_chunk(scheduler: SchedulerConfig, max_model_len: int) -> int:
+    """Most tokens of one sequence in a step."""
+    most = min(scheduler.max_num_batched_tokens, max_model_len)
+    return min(most, scheduler.prefill_chunk_size) if scheduler.enable_chunked_prefill else most
 
 
 def count_pages(
     cache: CacheConfig,
     scheduler: SchedulerConfig,
     config: DecoderConfig,
+    layout: KVLayout,
     *,
     max_model_len: int,
     weight_bytes: int,
@@ -40,8 +49,8 @@ def count_pages(
         return cache.num_gpu_blocks_override
     total, share = _device_memory(cache)
     budget = int(total * share) - weight_bytes - _step_bytes(scheduler, config, max_model_len)
-    size = page_bytes(config, cache.block_size, dtype)
-    useful = scheduler.max_num_seqs * -(-max_model_len // cache.block_size)
+    size = page_bytes(config, layout, dtype)
+    useful = scheduler.max_num_seqs * layout.num_groups * layout.num_blocks(max_model_len)
     pages = min(budget // size, useful)
     if pages < 1:
         raise ConfigError(
@@ -53,7 +62,7 @@ def count_pages(
 
 
 def fit_context(
-    asked: int | None, own: int, pages: int, cache: CacheConfig, scheduler: SchedulerConfig
+    asked: int | None, own: int, pages: int, layout: KVLayout, scheduler: SchedulerConfig
 ) -> int:
     """The most tokens of a sequence that `pages` hold.
 
@@ -63,14 +72,18 @@ def fit_context(
     Raises:
         ConfigError: the pages do not hold that; carries the numbers.
     """
-    room = pages * cache.block_size
+
+    def needed(length: int) -> int:
+        return layout.most_pages(length, most_chunk(scheduler, length))
+
+    room = bisect_right(range(own + 1), pages, key=needed) - 1
     step = min(own, scheduler.prefill_chunk_size, scheduler.max_num_batched_tokens)
     least, what = (asked, "max_model_len") if asked else (step, "one step of one sequence")
     if room < least:
         raise ConfigError(
-            f"the KV pool holds {room} tokens ({pages} x {cache.block_size}), but {what} needs "
-            f"{least} ({-(-least // cache.block_size)} pages); raise num_gpu_blocks_override or "
-            "gpu_memory_utilization, or lower max_model_len"
+            f"the KV pool holds {room} tokens ({pages} pages), but {what} needs {least} "
+            f"({needed(least)} pages); raise num_gpu_blocks_override or gpu_memory_utilization, "
+            "or lower max_model_len"
         )
     return min(room, asked or own)
 

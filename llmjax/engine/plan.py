@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..cache.page_store import Transfer
 from ..request import Sequence
 from .buckets import Bucket
 
@@ -29,11 +30,16 @@ class Chunk:
 class Plan:
     """One step: its rows, decodes first, and the bucket they are padded to.
 
-    `num_pages` is the most pages that a chunk's positions reach; longer block tables hold
-    pages for later chunks.
+    Attributes:
+        num_pages: the most pages that a chunk's positions reach; longer block tables hold
+            pages for later chunks.
+        admitted: the chunks of sequences that begin to run, or to run again.
+        transfers: what the device copies before the step, in this order.
     """
 
     chunks: list[Chunk]
     bucket: Bucket
     num_tokens: int
     num_pages: int
+    admitted: list[Chunk]
+    transfers: list[Transfer]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,15 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxtyping import Array
 
+from ..cache.layout import KVLayout
 from ..checkpoint import LoadedModel
 from ..config import EngineConfig
-from ..request import Sequence, TokenLogprobs
+from ..request import TokenLogprobs
 from ..sampling import BiasTable, Logprobs, SampledTokens, token_logprobs
 from .batch import BiasRow, SlotTable, packed_size
 from .buckets import Bucket, Buckets
 from .compile import Programs
-from .plan import Plan
+from .page_mover import PageMover
+from .plan import Chunk, Plan
 from .step import DeviceState, StepOutput, flatten_once, make_state, make_step
 
 _PROMPT_ROWS = 64
@@ -56,6 +59,8 @@ class Runner:
         max_model_len: tokens a sequence may reach.
         num_pages: of the pool, in each layer.
         model: the model, loaded.
+        layout: which layers share pages.
+        num_slots: pages of host memory.
     """
 
     def __init__(
@@ -64,39 +69,54 @@ class Runner:
         model: LoadedModel,
         buckets: Buckets,
         *,
+        layout: KVLayout,
         max_model_len: int,
         num_pages: int,
+        num_slots: int,
     ):
         self._graphdef, self._max_logprobs = model.graphdef, config.max_logprobs
         self._native = model.native
         self._weights, self._tree = flatten_once(model.state)
         slots = config.scheduler.max_num_seqs
-        page_size = config.cache.block_size
-        size = (num_pages, page_size, slots, max_model_len)
+        self._layout = layout
+        size = (layout, num_pages, slots, max_model_len)
         make = partial(make_state, model.config, *size, model.kv_dtype, model.native)
         self._state_shapes: DeviceState = jax.eval_shape(make)
-        self._slots = SlotTable(slots, max(bucket.pages for bucket in buckets.all))
+        most_pages = max(bucket.pages for bucket in buckets.all)
+        self._slots = SlotTable(slots, most_pages, layout.num_groups)
         self.programs = Programs(buckets, self._compile_step)
         # Filling gigabytes with zeros takes seconds, for which compiling need not wait.
         with ThreadPoolExecutor(1) as pool:
             state = pool.submit(make)
             self._set_bias = self._compile_set_bias()
+            self._set_history = self._compile_set_history()
+            pools, axis = self._state_shapes.pages, 1 if model.native else 0
+            self._mover = PageMover(pools, axis=axis, num_slots=num_slots)
             self._prompt_logprobs = self._compile_prompt_logprobs(model)
             self.programs.start(background=config.compile.background)
             self._state = state.result()
 
     def dispatch(self, plan: Plan) -> InFlight:
         """Starts a step; returns before it has finished."""
-        for chunk in plan.chunks:
-            if chunk.start == 0:
-                self._admit(chunk.seq)
+        if plan.transfers:
+            pages = self._mover.run(self._state.pages, plan.transfers)
+            self._state = replace(self._state, pages=pages)
+        for chunk in plan.admitted:
+            self._admit(chunk)
         program = self.programs[plan.bucket]
         self._state, output = program(self._weights, self._state, self._slots.pack(plan))
         return InFlight(plan, output)
 
+    def time_moves(self) -> tuple[float, float]:
+        """Seconds that saving and loading a page take."""
+        pages, seconds = self._mover.time(self._state.pages)
+        self._state = replace(self._state, pages=pages)
+        return seconds
+
     def collect(self, step: InFlight) -> StepResult:
         """Waits for a step and brings its results to the host."""
         sampled = jax.device_get(step.output.sampled)
+        self._mover.settle()
         token_ids = sampled.token_ids.tolist()[: len(step.plan.chunks)]
         logprobs: list[TokenLogprobs | None] = []
         for row, chunk in enumerate(step.plan.chunks):
@@ -106,12 +126,19 @@ class Runner:
             logprobs.append(scored)
         return StepResult(token_ids, logprobs, self._collect_prompt_logprobs(step))
 
-    def _admit(self, seq: Sequence) -> None:
+    def _admit(self, chunk: Chunk) -> None:
         """Prepares the slot of a sequence that begins to run."""
+        seq = chunk.seq
         bias = self._slots.admit(seq)
         if bias is not None:
             table = self._set_bias(self._state.bias, np.int32(seq.slot), bias)
-            self._state = DeviceState(self._state.pages, self._state.history, table)
+            self._state = replace(self._state, bias=table)
+        if chunk.start and seq.request.params.counts_tokens:
+            # What is not computed here is not remembered by the steps that compute it.
+            row = np.zeros(self._state_shapes.history.shape[1], np.int32)
+            row[: len(seq.tokens)] = seq.tokens
+            history = self._set_history(self._state.history, np.int32(seq.slot), row)
+            self._state = replace(self._state, history=history)
 
     def _collect_prompt_logprobs(self, step: InFlight) -> list[list[TokenLogprobs]]:
         out: list[list[TokenLogprobs]] = []
@@ -147,8 +174,11 @@ class Runner:
         return rows
 
     def _compile_step(self, bucket: Bucket) -> Any:
-        step = make_step(self._graphdef, self._tree, bucket, self._max_logprobs, self._native)
-        packed = jax.ShapeDtypeStruct((packed_size(bucket),), jnp.int32)
+        layout = self._layout
+        step = make_step(
+            self._graphdef, self._tree, layout, bucket, self._max_logprobs, self._native
+        )
+        packed = jax.ShapeDtypeStruct((packed_size(bucket, layout.num_groups),), jnp.int32)
         lowered = jax.jit(step, donate_argnums=1).lower(
             _shapes(self._weights), self._state_shapes, packed
         )
@@ -168,6 +198,15 @@ class Runner:
         slot = jax.ShapeDtypeStruct((), jnp.int32)
         jitted = jax.jit(set_bias, donate_argnums=0)
         return jitted.lower(self._state_shapes.bias, slot, row).compile()
+
+    def _compile_set_history(self) -> Any:
+        def set_history(history: Array, slot: Array, row: Array) -> Array:
+            return history.at[slot].set(row)
+
+        history = self._state_shapes.history
+        row = jax.ShapeDtypeStruct(history.shape[1:], jnp.int32)
+        slot = jax.ShapeDtypeStruct((), jnp.int32)
+        return jax.jit(set_history, donate_argnums=0).lower(history, slot, row).compile()
 
     def _compile_prompt_logprobs(self, model: LoadedModel) -> Any:
         def score(weights, hidden, targets):

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 from llmjax_kernels.layout import PagedKV
 from llmjax_kernels.native.blocks import make_pages
 
+from ..cache.layout import KVLayout
 from ..models import Decoder, DecoderConfig
 from ..nn.attention import PagedContext
 from ..nn.native import NativeContext
@@ -29,7 +30,8 @@ class DeviceState:
     """All that outlives a step on the device; donated to each step and handed on.
 
     Attributes:
-        pages: one pool of keys and values a layer; with native kernels one for all.
+        pages: a pool of keys and values for each layer of a group; with native kernels one
+            for all of them.
         history: every token of each running sequence, by slot and position.
         bias: logit bias entries by slot.
     """
@@ -71,20 +73,20 @@ Step = Callable[[list[Array], DeviceState, Array], tuple[DeviceState, StepOutput
 
 def make_state(
     config: DecoderConfig,
+    layout: KVLayout,
     num_pages: int,
-    page_size: int,
     slots: int,
     max_len: int,
     dtype: Any,
     native: bool,
 ) -> DeviceState:
-    """A state of zeros: `num_pages` pages of `page_size` tokens, `slots` sequences."""
-    size = (num_pages, page_size, config.num_kv_heads, config.head_dim)
+    """A state of zeros: `num_pages` pages, `slots` sequences."""
+    size = (num_pages, layout.block_size, config.num_kv_heads, config.head_dim)
 
     def pools() -> list[PagedKV]:
         if native:
-            return [make_pages(config.num_layers, *size, dtype)]
-        layers = range(config.num_layers)
+            return [make_pages(layout.layers_per_page, *size, dtype)]
+        layers = range(layout.layers_per_page)
         return [PagedKV(k=jnp.zeros(size, dtype), v=jnp.zeros(size, dtype)) for _ in layers]
 
     bias_shape = (slots, MAX_LOGIT_BIAS)
@@ -102,6 +104,7 @@ def make_state(
 def make_step(
     graphdef: nnx.GraphDef[Decoder],
     tree: WeightsTree,
+    layout: KVLayout,
     bucket: Bucket,
     max_logprobs: int,
     native: bool,
@@ -110,8 +113,8 @@ def make_step(
 
     def step(weights, state, packed):
         model = nnx.merge(graphdef, tree.unflatten(weights))
-        inputs = unpack(packed, bucket)
-        batch, rows = inputs.batch, inputs.rows
+        inputs = unpack(packed, bucket, layout.num_groups)
+        batch, rows = inputs.batches[0], inputs.rows
         num_slots = state.history.shape[0]
         token_slots = rows.slot[batch.token_seqs]
         remembered = state.history[token_slots, batch.positions]
@@ -120,7 +123,8 @@ def make_step(
         write_slots = jnp.where(batch.is_token, token_slots, num_slots)
         history = state.history.at[write_slots, batch.positions].set(tokens, mode="drop")
         context_lens = jnp.maximum(rows.prompt_len[batch.token_seqs], batch.positions + 1)
-        context = (NativeContext if native else PagedContext)(list(state.pages), batch)
+        kind = NativeContext if native else PagedContext
+        context = kind(list(state.pages), inputs.batches, layout.places)
         hidden = model.hidden(tokens, batch.positions, context_lens, context)
         last = jnp.maximum(batch.query_starts[1:] - 1, 0)
         num_rows = jnp.sum(batch.kv_lens > 0, dtype=jnp.int32)[None]

@@ -55,3 +55,7 @@ class DecoderConfig:
     embed_scale: float = 1.0
     residual_scale: float = 1.0
     logits_scale: float = 1.0
+
+    def regime(self, prompt_len: int) -> tuple[int, ...]:
+        """What a token's keys and values depend on beside the tokens up to it."""
+        return tuple(rope.regime(prompt_len) for rope in dict.fromkeys(self.ropes))

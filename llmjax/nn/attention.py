@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, Protocol, runtime_checkable
 
 import jax
@@ -32,14 +33,27 @@ class AttentionContext(Protocol):
 
 
 class PagedContext:
-    """The sequences of a ragged step; `pages` holds the updated pages afterwards."""
+    """The sequences of a ragged step; `pages` holds the updated pages afterwards.
 
-    def __init__(self, pages: list[PagedKV], batch: RaggedBatch):
+    Args:
+        pages: a pool for each layer of a group.
+        batches: of each group; they differ in their block tables.
+        places: group and index in it of each layer.
+    """
+
+    def __init__(
+        self,
+        pages: list[PagedKV],
+        batches: Sequence[RaggedBatch],
+        places: Sequence[tuple[int, int]],
+    ):
         self.pages = list(pages)
-        self.batch = batch
+        self._batches, self._places = batches, places
 
     def attend(self, layer, q, k, v, spec):
-        out, self.pages[layer] = paged_attention(q, k, v, self.pages[layer], self.batch, spec)
+        group, index = self._places[layer]
+        pool, batch = self.pages[index], self._batches[group]
+        out, self.pages[index] = paged_attention(q, k, v, pool, batch, spec)
         return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,14 +20,19 @@ from .rope import Rotation
 class NativeContext:
     """The sequences of a ragged step; `pages` holds the updated pages afterwards.
 
-    There is one pool for all layers: fewer arrays to hand to each step.
+    There is one pool for all layers of a group: fewer arrays to hand to each step.
 
     Takes the place of `PagedContext` where weights are packed: it computes whole layers.
     """
 
-    def __init__(self, pages: list[PagedKV], batch: RaggedBatch):
+    def __init__(
+        self,
+        pages: list[PagedKV],
+        batches: Sequence[RaggedBatch],
+        places: Sequence[tuple[int, int]],
+    ):
         (self._pool,) = pages
-        self.batch = batch
+        self._batches, self._places = batches, places
 
     @property
     def pages(self) -> list[PagedKV]:
@@ -37,6 +43,8 @@ class NativeContext:
     ) -> Float[Array, "T D"]:
         """The output of a `DecoderLayer`."""
         attn, mlp = layer.attn, layer.mlp
+        group, place = self._places[index]
+        batch = self._batches[group]
         x, self._pool = blocks.attention_block(
             x,
             _norm(layer.attn_norm),
@@ -49,8 +57,8 @@ class NativeContext:
             Residual(_norm(layer.attn_post_norm), layer.residual_scale),
             layer.norm_eps,
             self._pool,
-            index,
-            self.batch,
+            place,
+            batch,
             attn.spec,
         )
         return blocks.mlp_block(
@@ -62,7 +70,7 @@ class NativeContext:
             mlp.activation,
             Residual(_norm(layer.mlp_post_norm), layer.residual_scale),
             layer.norm_eps,
-            self.batch.query_starts[-1:],
+            batch.query_starts[-1:],
         )
 
 

@@ -52,6 +52,12 @@ class RopeConfig:
     long_factor: tuple[float, ...] = ()
     freq_factors: tuple[float, ...] = ()
 
+    def regime(self, prompt_len: int) -> int:
+        """Prompts of the same regime rotate a token at the same position by the same angles."""
+        if self.kind not in ("dynamic", "longrope") or prompt_len <= self.original_max_position:
+            return 0
+        return prompt_len if self.kind == "dynamic" else 1
+
 
 class Rotation(NamedTuple):
     """cos and sin of each token's angles, float32, [T, dim // 2]."""

@@ -9,6 +9,10 @@ from collections import defaultdict, deque
 from itertools import count, pairwise
 
 from llmjax.cache.block_pool import BlockPool
+from llmjax.cache.host_pool import HostPool, MoveCosts
+from llmjax.cache.layout import KVLayout
+from llmjax.cache.manager import GONE, KVCache
+from llmjax.cache.page_store import Copy, Load, Save
 from llmjax.config import CompileConfig, SchedulerConfig
 from llmjax.engine.buckets import Buckets
 from llmjax.engine.scheduler import Scheduler
@@ -65,13 +69,30 @@ def prompt_logprobs(seq: Sequence) -> list[TokenLogprobs]:
 
 
 class HashDevice:
-    def __init__(self, num_blocks: int, block_size: int, num_slots: int, max_model_len: int):
-        self.block_size = block_size
-        self.pages = [[None] * block_size for _ in range(num_blocks)]
+    """Each group's pages hold the same; of a window all is read that a token sees."""
+
+    def __init__(self, num_blocks, layout, num_slots, max_model_len, host_slots):
+        self.layout = layout
+        self.block_size = layout.block_size
+        self.pages = [[None] * self.block_size for _ in range(num_blocks)]
+        self.host = [None] * host_slots
         self.history = [[None] * max_model_len for _ in range(num_slots)]
+
+    def move(self, transfers) -> None:
+        for transfer in transfers:
+            match transfer:
+                case Copy(source, target):
+                    self.pages[target] = list(self.pages[source])
+                case Save(page, slot):
+                    self.host[slot] = list(self.pages[page])
+                case Load(slot, page):
+                    self.pages[page] = list(self.host[slot])
 
     def run(self, plan):
         """Token and prompt logprobs of each chunk."""
+        self.move(plan.transfers)
+        for chunk in plan.admitted:
+            self.history[chunk.seq.slot][: len(chunk.seq.tokens)] = chunk.seq.tokens
         tokens, prompts = [], []
         for chunk in plan.chunks:
             seq, end = chunk.seq, chunk.start + chunk.count
@@ -79,23 +100,42 @@ class HashDevice:
             for position in range(chunk.start, end):
                 if position < len(seq.tokens):
                     history[position] = seq.tokens[position]
-                before = self._read(seq, position - 1) if position else 7
+                before = 7
+                for group, window in enumerate(self.layout.windows):
+                    first = 0 if window is None else max(0, position - window + 1)
+                    seen = [self._read(seq, group, p) for p in range(first, position)]
+                    expected = 7
+                    if position:
+                        before = seen[-1] if seen else before
+                        expected = self._state(history, position)
+                    assert before == expected, "read what another wrote"
+                    tail = [self._state(history, p + 1) for p in range(first, position)]
+                    assert seen == tail, "read what another wrote"
                 state = mix(before, history[position])
-                page = seq.block_table[position // self.block_size]
-                self.pages[page][position % self.block_size] = state
+                for table in seq.block_tables:
+                    page = table[position // self.block_size]
+                    self.pages[page][position % self.block_size] = state
                 states.append(state)
             tokens.append(next_token(states[-1], seq.seed) if chunk.samples else None)
             if chunk.samples and end < len(history):
                 history[end] = tokens[-1]
-            wanted = seq.request.params.prompt_logprobs is not None
+            # All choices have the same prompt: the first one tells.
+            wanted = seq.request.params.prompt_logprobs is not None and not seq.index
             first = max(chunk.start, seq.num_prompt_logprobs)
             ids = seq.request.prompt_token_ids[first + 1 : end + 1]
             rows = zip(states[first - chunk.start :], ids, strict=False)
             prompts.append([prompt_logprob(s, t) for s, t in rows] if wanted else [])
         return tokens, prompts
 
-    def _read(self, seq, position):
-        page = seq.block_table[position // self.block_size]
+    def _state(self, history, length: int) -> int:
+        state = 7
+        for token in history[:length]:
+            state = mix(state, token)
+        return state
+
+    def _read(self, seq, group, position):
+        page = seq.block_tables[group][position // self.block_size]
+        assert page != GONE, "read a page that was given back"
         return self.pages[page][position % self.block_size]
 
 
@@ -115,9 +155,18 @@ class Harness:
         max_model_len: int = 64,
         depth: int = 2,
         ready: bool = True,
+        windows: tuple = (None,),
+        caching: bool = False,
+        host_slots: tuple[int, int] = (0, 0),
+        costs: MoveCosts | None = None,
     ):
         self.config = config or SchedulerConfig()
-        max_model_len = min(max_model_len, num_blocks * block_size)
+        layout = KVLayout(block_size, windows)
+        chunk = max_model_len
+        if self.config.enable_chunked_prefill:
+            chunk = min(chunk, self.config.prefill_chunk_size)
+        while layout.most_pages(max_model_len, chunk) > num_blocks:
+            max_model_len -= 1
         self.buckets = Buckets(
             self.config,
             compile_config or CompileConfig(),
@@ -125,15 +174,15 @@ class Harness:
             block_size=block_size,
         )
         self.pool = BlockPool(num_blocks)
+        self.host = HostPool(*host_slots, costs or MoveCosts()) if sum(host_slots) else None
+        self.cache = KVCache(
+            self.pool, layout, enable_prefix_caching=caching, host=self.host, chunk=chunk
+        )
         self.scheduler = Scheduler(
-            self.config,
-            self.buckets,
-            self.pool,
-            block_size=block_size,
-            max_model_len=max_model_len,
+            self.config, self.buckets, self.cache, max_model_len=max_model_len
         )
         slots = self.config.max_num_seqs
-        self.device = HashDevice(num_blocks, block_size, slots, max_model_len)
+        self.device = HashDevice(num_blocks, layout, slots, max_model_len, sum(host_slots))
         self.depth = depth
         self.in_flight: deque = deque()
         self.sequences: dict[tuple[str, int], Sequence] = {}
@@ -150,10 +199,16 @@ class Harness:
         for bucket in self.buckets.all:
             self.buckets.mark_ready(bucket)
 
-    def add(self, prompt: list[int], *, id: str | None = None, **params) -> list[Sequence]:
+    def add(
+        self, prompt: list[int], *, id: str | None = None, priority: int = 0, **params
+    ) -> list[Sequence]:
         """Adds the sequences of one request; raises what the scheduler raises for the first."""
         request = Request(
-            id or next(self.ids), prompt, SamplingParams(**params), eos_token_ids=frozenset({EOS})
+            id or next(self.ids),
+            prompt,
+            SamplingParams(**params),
+            eos_token_ids=frozenset({EOS}),
+            priority=priority,
         )
         added = []
         for index in range(request.params.n):
@@ -177,7 +232,7 @@ class Harness:
         scheduler = self.scheduler
         running = list(scheduler._running)
         decodes = [s for s in running if self._decodes(s)]
-        live = sorted((*running, *scheduler._waiting), key=lambda s: s.arrival)
+        live = sorted((*running, *scheduler._waiting), key=scheduler._waiting.rank)
         oldest = live[0] if live else None
         was_idle = oldest is not None and not oldest.in_flight and not scheduler._leaving
         preemptions = oldest.num_preemptions if oldest else 0
@@ -188,14 +243,16 @@ class Harness:
             excused = scheduler._num_promised or seq.status is Status.WAITING
             assert seq in rows or excused, "a decode was left out"
         if was_idle and self.config.enable_chunked_prefill and self.buckets.max_seqs:
-            assert oldest in rows, "the oldest sequence does not go on"
+            # By priority it may take another step to make way for one that waits.
+            waits = self.config.policy == "priority" and oldest not in running
+            assert oldest in rows or waits, "the oldest sequence does not go on"
         if oldest:
             assert oldest.num_preemptions == preemptions, "the oldest was preempted"
         if plan is None:
             return None
         self._check(plan, decodes)
         self._check_padding(plan, decodes)
-        tables = [(seq, list(seq.block_table), seq.slot) for seq in rows]
+        tables = [(seq, list(map(list, seq.block_tables)), seq.slot) for seq in rows]
         self.in_flight.append((plan, self.device.run(plan), tables))
         return plan
 
@@ -214,19 +271,23 @@ class Harness:
         assert len({chunk.seq for chunk in chunks}) == len(chunks)
         assert not bucket.decode_only or set(counts) == {1}
         assert plan.num_pages <= bucket.pages
-        size = self.scheduler.block_size
+        size = self.cache.layout.block_size
         assert plan.num_pages == max(-(-(c.start + c.count) // size) for c in chunks)
+        fresh = {chunk.seq for chunk in plan.admitted}
+        decodes = [s for s in decodes if s.status is Status.RUNNING and s not in fresh]
         prompts = [chunk for chunk in chunks if chunk.seq not in decodes]
         if config.enable_chunked_prefill:
             assert all(chunk.count <= config.prefill_chunk_size for chunk in prompts)
             if decodes:
                 assert sum(chunk.count for chunk in prompts) <= config.prefill_chunk_size
         for chunk in prompts:
-            if chunk.start == 0 and not chunk.seq.num_preemptions:
-                assert chunk.seq.arrival > self.last_admitted, "admitted out of order"
-                self.last_admitted = chunk.seq.arrival
             if not config.enable_chunked_prefill and not chunk.seq.output_len:
-                assert (chunk.start, chunk.count) == (0, chunk.seq.prompt_len)
+                assert chunk.start + chunk.count == chunk.seq.prompt_len
+        assert set(plan.admitted) <= set(prompts)
+        assert all(c.start == 0 for c in plan.admitted if not self.can_hit(c.seq))
+
+    def can_hit(self, seq) -> bool:
+        return self.cache.enable_prefix_caching or seq.request.params.n > 1 or seq.num_preemptions
 
     def _check_padding(self, plan, decodes) -> None:
         """Padding beyond the bound is only there because nothing that waits could fill it."""
@@ -242,15 +303,25 @@ class Harness:
         if used == min(limit, config.max_num_batched_tokens - len(decodes)):
             return
         for chunk in prompts:
+            if chunk in plan.admitted and self.can_hit(chunk.seq):
+                continue  # others admitted with it may have taken what it would have copied
             left = chunk.seq.num_tokens - chunk.samples - chunk.seq.num_computed
             assert not left or chunk.count == config.prefill_chunk_size, "padding beside a prompt"
-        starting = [s for s in scheduler._running if not s.in_flight and s.num_computed == 0]
+        chunked = {chunk.seq for chunk in plan.chunks}
+        starting = [s for s in scheduler._running if not s.in_flight and s not in chunked]
+        starting = [s for s in starting if s.num_computed < len(s.tokens)]
         most = dict(self.buckets._ready.edges).get(plan.bucket.tokens, 0)
+        is_plain = config.policy == "fcfs" and self.cache.layout.windows == (None,)
+        if not is_plain:
+            return  # what was to be had before the step cannot be told after it
         assert not starting or len(plan.chunks) == most, "padding beside a running prompt"
-        head = next(iter(scheduler._waiting), None)
+        head = next(iter(scheduler._waiting.first(1)), None)
+        if head and self.can_hit(head):
+            return
         if head and not head.in_flight and len(plan.chunks) < most and not scheduler._num_promised:
-            needed = -(-len(head.tokens) // scheduler.block_size)
-            has_room = self.pool.num_free - needed >= config.watermark * self.pool.num_blocks
+            needed = self.cache.needed(head, self.cache.match(head))
+            room = self.cache.num_available - needed
+            has_room = room >= config.watermark * self.pool.num_blocks
             seats = min(config.max_num_seqs, self.buckets.max_seqs) - scheduler.num_running
             has_seat = seats > 0 and bool(scheduler._free_slots)
             assert not (has_room and has_seat), "padding beside a waiting prompt"
@@ -258,8 +329,10 @@ class Harness:
     def commit(self) -> list:
         """Brings in the oldest step in flight."""
         plan, (tokens, prompts), tables = self.in_flight.popleft()
-        for seq, pages, slot in tables:
-            assert seq.block_table[: len(pages)] == pages, "pages of a step in flight were freed"
+        for seq, groups, slot in tables:
+            for now, then in zip(seq.block_tables, groups, strict=True):
+                kept = all(n in (t, GONE) for n, t in zip(now, then, strict=False))
+                assert kept and len(now) >= len(then), "pages of a step in flight were freed"
             assert seq.slot == slot
         deltas = self.scheduler.commit(plan, tokens, prompt_logprobs=prompts)
         self._receive(deltas)
@@ -289,7 +362,8 @@ class Harness:
             if not self.step():
                 break
         assert not self.scheduler.has_work, "work is left, and nothing goes on"
-        assert self.pool.num_used == 0
+        assert self.cache.num_used == 0
+        assert self.cache.enable_prefix_caching or self.pool.num_used == 0
         assert sorted(self.scheduler._free_slots) == list(range(self.config.max_num_seqs))
 
     def check_outputs(self) -> None:
@@ -302,5 +376,5 @@ class Harness:
                 continue
             assert self.output[key] == expected == seq.tokens[seq.prompt_len :]
             assert self.finish[key] is reason
-            if seq.request.params.prompt_logprobs is not None:
+            if seq.request.params.prompt_logprobs is not None and not seq.index:
                 assert self.prompt_logprobs[key] == prompt_logprobs(seq)

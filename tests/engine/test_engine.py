@@ -337,7 +337,7 @@ def test_the_context_is_no_larger_than_the_pool(tiny_model, caplog, capsys):
     [
         (
             {"num_gpu_blocks_override": 8},
-            r"the KV pool holds 32 tokens \(8 x 4\), but max_model_len needs 96 \(24 pages\)",
+            r"the KV pool holds 32 tokens \(8 pages\), but max_model_len needs 96 \(24 pages\)",
         ),
         (
             {"num_gpu_blocks_override": 1, "max_model_len": None},

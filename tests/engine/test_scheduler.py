@@ -5,6 +5,8 @@ import time
 import pytest
 
 from llmjax.cache.block_pool import BlockPool
+from llmjax.cache.layout import KVLayout
+from llmjax.cache.manager import KVCache
 from llmjax.config import CompileConfig, SchedulerConfig
 from llmjax.engine.buckets import Buckets
 from llmjax.engine.scheduler import Scheduler
@@ -226,8 +228,9 @@ def test_what_just_fits_the_context_runs_in_a_pool_of_that_size():
 def test_a_pool_smaller_than_the_context_is_refused():
     config = SchedulerConfig(max_num_seqs=2)
     buckets = Buckets(config, CompileConfig(), max_model_len=33, block_size=4)
-    with pytest.raises(ValueError, match=r"8 pages of 4 tokens .* max_model_len \(33\)"):
-        Scheduler(config, buckets, BlockPool(8), block_size=4, max_model_len=33)
+    cache = KVCache(BlockPool(8), KVLayout(4))
+    with pytest.raises(ValueError, match=r"8 pages .* max_model_len \(33\), which takes 9"):
+        Scheduler(config, buckets, cache, max_model_len=33)
 
 
 def test_an_id_may_be_used_again_once_it_is_done():
@@ -297,8 +300,8 @@ def test_the_youngest_is_preempted_and_comes_back_first():
     h.depth = 1
     while not young.num_preemptions:
         h.step()
-    assert next(iter(h.scheduler._waiting)) is young
-    assert (young.block_table, young.slot, young.num_computed) == ([], -1, 0)
+    assert h.scheduler._waiting.first(1) == [young]
+    assert (young.block_tables, young.slot, young.num_computed) == ([], -1, 0)
     assert len(young.tokens) > 12
     h.drain()
     h.check_outputs()
@@ -311,10 +314,10 @@ def test_a_preempted_sequence_in_flight_keeps_its_pages_and_its_token():
     assert rows(h.dispatch()) == [("a", 0, 12, True), ("b", 0, 12, True)]
     assert h.dispatch() is None, "the older wants a page, which the younger gives when it is back"
     assert (young.status, young.num_preemptions, young.in_flight) == (Status.WAITING, 1, 1)
-    assert len(young.block_table) == 3
+    assert len(young.block_tables[0]) == 3
     assert young.slot >= 0
     assert {delta.request_id for delta in h.commit()} == {"a", "b"}
-    assert (len(young.tokens), young.block_table, young.slot) == (13, [], -1)
+    assert (len(young.tokens), young.block_tables, young.slot) == (13, [], -1)
     assert rows(h.dispatch()) == [("a", 12, 1, True)]
     h.drain()
     h.check_outputs()
@@ -448,8 +451,8 @@ def test_check_balance_sees_a_lost_page():
     h = Harness()
     (seq,) = h.add(prompt(9))
     h.dispatch()
-    h.pool.free([seq.block_table[-1]])
-    with pytest.raises(RuntimeError, match="pages in use"):
+    h.pool.free([seq.block_tables[0][-1]])
+    with pytest.raises(RuntimeError, match="free pages"):
         h.scheduler.check_balance()
 
 

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from llmjax.cache.host_pool import MoveCosts
 from llmjax.config import CompileConfig, SchedulerConfig
 from llmjax.errors import InvalidRequestError
 
@@ -15,8 +16,9 @@ from .scheduler_harness import STOP, VOCAB, Harness
 SMALL = CompileConfig(token_buckets=(6, 12, 32), seq_buckets=(2, 4), page_buckets=(3, 12))
 
 
-def small_harness(depth, chunked, chunk, num_blocks, watermark, paddings, ready):
+def small_harness(depth, chunked, chunk, num_blocks, watermark, paddings, ready, **cache):
     config = SchedulerConfig(
+        policy=cache.pop("policy", "fcfs"),
         max_num_seqs=4,
         max_num_batched_tokens=32,
         max_paddings=paddings,
@@ -32,6 +34,7 @@ def small_harness(depth, chunked, chunk, num_blocks, watermark, paddings, ready)
         max_model_len=48,
         depth=depth,
         ready=ready,
+        **cache,
     )
 
 
@@ -43,23 +46,43 @@ class Loads(RuleBasedStateMachine):
         num_blocks=st.sampled_from([8, 12, 40]),
         watermark=st.sampled_from([0.0, 0.01, 0.2]),
         paddings=st.sampled_from([0.0, 0.1, 0.5]),
+        policy=st.sampled_from(["fcfs", "priority"]),
+        windows=st.sampled_from([(None,), (None,), (None, 6), (9,), (None, 5, 13)]),
+        caching=st.booleans(),
+        host_slots=st.sampled_from([(0, 0), (3, 0), (40, 8)]),
+        costs=st.sampled_from([MoveCosts(), MoveCosts(1, 1, 1), MoveCosts(1, 100, 1)]),
     )
-    def start(self, depth, chunked, chunk, num_blocks, watermark, paddings):
-        self.h = small_harness(depth, chunked, chunk, num_blocks, watermark, paddings, False)
+    def start(self, depth, chunked, chunk, num_blocks, watermark, paddings, windows, **options):
+        num_blocks *= len(windows)
+        args = (depth, chunked, chunk, num_blocks, watermark, paddings, False)
+        self.h = small_harness(*args, windows=windows, **options)
+        self.prompts = [[2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
+
+    def beginning(self, data):
+        """Nothing, or what an earlier prompt began with."""
+        prompt = data.draw(st.sampled_from(self.prompts))
+        return prompt[: data.draw(st.integers(0, len(prompt)))]
 
     @rule(
-        prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=24),
-        n=st.sampled_from([1, 1, 1, 2]),
+        data=st.data(),
+        prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=16),
+        n=st.sampled_from([1, 1, 1, 2, 4]),
+        priority=st.integers(0, 2),
         max_tokens=st.one_of(st.none(), st.integers(1, 16)),
         min_tokens=st.integers(0, 4),
         stops=st.booleans(),
         ignore_eos=st.booleans(),
         logprobs=st.sampled_from([None, 0]),
     )
-    def arrive(self, prompt, n, max_tokens, min_tokens, stops, ignore_eos, logprobs):
+    def arrive(
+        self, data, prompt, n, priority, max_tokens, min_tokens, stops, ignore_eos, logprobs
+    ):
+        prompt = (self.beginning(data) + prompt)[:24]
+        self.prompts.append(prompt)
         try:
             self.h.add(
                 prompt,
+                priority=priority,
                 n=n,
                 max_tokens=max_tokens,
                 min_tokens=min(min_tokens, max_tokens or min_tokens),
@@ -126,6 +149,18 @@ def test_a_crowd_in_a_tiny_pool(depth, chunk, seed):
     h.drain()
     h.check_outputs()
     assert h.scheduler.num_preemptions > 0
+
+
+def test_what_is_there_is_not_computed_again():
+    h = small_harness(2, True, 16, 40, 0.01, 0.1, True, caching=True)
+    shared = list(range(2, 18))
+    h.add([*shared, 1, 2, 3], max_tokens=1)
+    h.drain()
+    (second,) = h.add([*shared, 1, 2, 9, 9], max_tokens=1)
+    h.drain()
+    assert second.num_cached_tokens == 18
+    assert h.cache.stats.copied == 1
+    h.check_outputs()
 
 
 def test_a_request_alone_among_others_chunked_or_preempted_says_the_same():

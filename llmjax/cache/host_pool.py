@@ -1,0 +1,79 @@
+"""Pages that left the device for host memory: which slots are free, and what goes first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .radix_tree import Entry, Node
+
+
+@dataclass
+class MoveCosts:
+    """What it takes to move a page and to compute a token, in seconds, as measured.
+
+    Attributes:
+        save, load: of one page to the host, and back.
+        compute: of one prompt token.
+    """
+
+    save: float = 0.0
+    load: float = 0.0
+    compute: float = 1.0
+
+    def worth_loading(self, pages: int, tokens: int) -> bool:
+        """Whether bringing `pages` back beats computing the `tokens` that they hold."""
+        return pages * self.load < tokens * self.compute
+
+    def worth_saving(self, pages: int, tokens: int, chance: float) -> bool:
+        """The same, of pages that are wanted again with this probability only."""
+        return pages * self.save < chance * (tokens * self.compute - pages * self.load)
+
+
+class HostPool:
+    """Slots in host memory, each of one page.
+
+    Args:
+        num_slots: in all.
+        num_cached: how many of them may hold what no preempted sequence waits for.
+
+    Attributes:
+        num_saved, num_loaded: pages moved so far.
+        on_drop: called with the node of an entry that had to leave.
+    """
+
+    def __init__(self, num_slots: int, num_cached: int, costs: MoveCosts):
+        self.num_slots = num_slots
+        self.num_cached = num_cached
+        self.costs = costs
+        self.num_saved = 0
+        self.num_loaded = 0
+        self.on_drop: Callable[[Node], None] = lambda node: None
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._entries: OrderedDict[Entry, None] = OrderedDict()
+
+    @property
+    def num_used(self) -> int:
+        return self.num_slots - len(self._free)
+
+    def take(self, entry: Entry) -> bool:
+        """Gives an entry a slot, at the cost of the one saved longest ago; or not."""
+        is_wanted = entry.node.waiters > 0
+        while not self._free or (not is_wanted and self.num_used >= self.num_cached):
+            unwanted = next((e for e in self._entries if not (e.refs or e.node.waiters)), None)
+            if unwanted is None:
+                return False
+            self.drop(unwanted)
+            self.on_drop(unwanted.node)
+        entry.slot = self._free.pop()
+        self._entries[entry] = None
+        self.num_saved += 1
+        return True
+
+    def drop(self, entry: Entry) -> None:
+        """Frees an entry's slot."""
+        assert entry.slot is not None
+        del self._entries[entry]
+        self._free.append(entry.slot)
+        entry.slot = None

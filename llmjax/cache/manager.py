@@ -1,0 +1,460 @@
+"""The pages of all sequences: who holds which, and what is remembered. No device.
+
+A sequence's first pages are those of the nodes on its way through the tree (`Way.path`); the
+pages behind are its own until they are full and known. A prompt's full pages are in the tree
+from its admission on, before they are computed (`Node.owner`): another sequence that begins
+alike can wait for them instead of computing the same. Of a page where two sequences part in
+the middle, the second one takes a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+from ..request import Sequence
+from .block_pool import BlockPool
+from .host_pool import HostPool
+from .layout import KVLayout
+from .page_store import CacheStats, PageStore, Transfer
+from .radix_tree import Node, common
+
+GONE = -1
+"""In a block table: a page behind the window, given back."""
+
+
+class Match(NamedTuple):
+    """What of a waiting sequence is there already.
+
+    Attributes:
+        nodes: whole pages from its start.
+        source: the page whose first tokens come next, to be copied; or None.
+        num_tokens: in all.
+        owner: the sequence that is about to compute what comes next, if there is one.
+    """
+
+    nodes: list[Node]
+    source: Node | None
+    num_tokens: int
+    owner: Sequence | None = None
+
+
+@dataclass(slots=True)
+class Way:
+    """A running sequence's way through the tree.
+
+    Attributes:
+        path: the nodes of its first pages.
+        num_ready: how many of these are computed, or will be by the steps planned.
+        tail: the node of the end of its prompt, behind `path`.
+        first_held: of each group: the pages before it have been given back.
+        closed: another's page stands in the tree where this one's next would; what follows
+            is remembered when the sequence lets go.
+    """
+
+    root: Node
+    path: list[Node]
+    num_ready: int
+    first_held: list[int]
+    tail: Node | None = None
+    closed: bool = False
+
+    @property
+    def end(self) -> Node:
+        return self.path[-1] if self.path else self.root
+
+
+class KVCache:
+    """Hands out the pages of `pool`.
+
+    Args:
+        enable_prefix_caching: remember what sequences computed once they have ended. Choices
+            of one request share their prompt in any case.
+        host: where pages may go to; None drops them.
+        chunk: most tokens of one sequence in a step.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        layout: KVLayout,
+        *,
+        enable_prefix_caching: bool = True,
+        host: HostPool | None = None,
+        chunk: int = 512,
+    ):
+        self.layout = layout
+        self.enable_prefix_caching = enable_prefix_caching
+        self.chunk = chunk
+        self.store = PageStore(pool, host, on_empty=self._prune)
+        self.roots: dict[Hashable, Node] = {}
+        self.ways: dict[Sequence, Way] = {}
+        self.wanted: dict[Sequence, list[Node]] = {}
+
+    # How much there is
+
+    @property
+    def pool(self) -> BlockPool:
+        return self.store.pool
+
+    @property
+    def stats(self) -> CacheStats:
+        return self.store.stats
+
+    @property
+    def num_available(self) -> int:
+        """Pages that could be had: free or idle."""
+        return self.store.num_available
+
+    @property
+    def num_used(self) -> int:
+        """Pages that sequences hold."""
+        return self.pool.num_blocks - self.num_available
+
+    @property
+    def num_cached(self) -> int:
+        """Idle pages."""
+        return len(self.store.idle)
+
+    def num_held(self, seq: Sequence) -> int:
+        """Pages that nobody else holds and that would come back."""
+        way = self.ways.get(seq)
+        if way is None:
+            return 0
+        shared = sum(e.refs > 1 for node in way.path for e in node.entries)
+        return sum(len(t) - t.count(GONE) for t in seq.block_tables) - shared
+
+    # What is there
+
+    def match(self, seq: Sequence) -> Match:
+        """What of a waiting sequence's tokens need not be computed. Takes nothing."""
+        size, tokens = self.layout.block_size, seq.tokens
+        limit = _reusable(seq)
+        node = self._root(seq)
+        path: list[Node] = []
+        owner: Sequence | None = None
+        for end in range(size, limit + 1, size):
+            child = node.child(tuple(tokens[end - size : end]))
+            if child is None or child.owner is not None:
+                owner = child.owner if child is not None else None
+                break
+            path.append(child)
+            node = child
+        usable = self._usable(path)
+        if usable < len(path):
+            return Match(path[:usable], None, usable * size)
+        start = len(path) * size
+        whole = Match(path, None, start, owner)
+        if owner is not None or start >= limit:
+            return whole
+        source, count, owner = self._branch(node, tokens[start : min(limit, start + size)])
+        if source is None:
+            return whole._replace(owner=owner)
+        # It must stay until it is copied, and others' pages come first.
+        room = self.num_available - self.needed(seq, whole)
+        if sum(not e.refs and e.page is not None for e in source.entries) > room:
+            return whole
+        return Match(path, source, start + count)
+
+    def _usable(self, path: list[Node]) -> int:
+        """How many of these nodes can be had in all groups that a next token reads."""
+        size, best = self.layout.block_size, 0
+        runs = [0] * self.layout.num_groups
+        for i, node in enumerate(path, 1):
+            for group, entry in enumerate(node.entries):
+                runs[group] = runs[group] + 1 if self.store.is_there(entry) else 0
+            firsts = (self.layout.first_block(g, i * size) for g in range(len(runs)))
+            if all(run >= i - first for run, first in zip(runs, firsts, strict=True)):
+                best = i
+        return best
+
+    def _branch(self, node: Node, rest: list[int]) -> tuple[Node | None, int, Sequence | None]:
+        """The child that goes on longest like `rest`, and how long; or who is to compute it."""
+        least = max(1, self.layout.block_size // 8)  # a copy takes longer than a token or two
+        best, most = None, least - 1
+        for child in node.branches(rest[0]):
+            if (count := common(child.tokens, rest)) <= most:
+                continue
+            if child.owner is not None:
+                if count == len(rest):
+                    return None, 0, child.owner
+            elif all(map(self.store.is_there, child.entries)):
+                best, most = child, count
+        return best, most if best else 0, None
+
+    def needed(self, seq: Sequence, match: Match) -> int:
+        """Available pages that admission takes."""
+        layout, total = self.layout, self.layout.num_blocks(len(seq.tokens))
+        blocks, pages = len(match.nodes), 0
+        for group, window in enumerate(layout.windows):
+            more = total - blocks
+            if window is not None:
+                more = min(more, layout.num_blocks(self.chunk) + 1)
+            first = layout.first_block(group, match.num_tokens)
+            entries = (node.entries[group] for node in match.nodes[first:])
+            pages += more + sum(not entry.refs for entry in entries)
+        return pages
+
+    # A sequence's way
+
+    def admit(self, seq: Sequence, match: Match) -> bool:
+        """Gives a sequence the pages of all its tokens; of a window, those it starts with.
+
+        `seq.num_computed` becomes what is there already. False, and nothing taken, where
+        there are not enough pages.
+        """
+        if self.needed(seq, match) > self.num_available:
+            return False
+        layout, store, start = self.layout, self.store, match.num_tokens
+        self._unwant(seq)
+        firsts = [layout.first_block(group, start) for group in range(layout.num_groups)]
+        way = Way(self._root(seq), list(match.nodes), len(match.nodes), firsts)
+        for node in (way.root, *way.path):
+            node.holders += 1
+        entries = [[n.entries[g] for n in way.path[first:]] for g, first in enumerate(firsts)]
+        source = match.source.entries if match.source is not None else ()
+        # All of it is held before any page is taken, which may be at the cost of idle ones.
+        for entry in chain(*entries, source):
+            store.hold(entry)
+        seq.block_tables = [
+            [GONE] * first + [store.page_of(entry) for entry in part]
+            for first, part in zip(firsts, entries, strict=True)
+        ]
+        self.ways[seq] = way
+        self._remember_prompt(seq, way)
+        for group, window in enumerate(layout.windows):
+            end = len(seq.tokens) if window is None else start + 1
+            self._lengthen(seq, way, group, layout.num_blocks(end))
+        for entry, table in zip(source, seq.block_tables, strict=False):
+            store.copy(entry, table[start // layout.block_size])
+            store.drop(entry)
+        if match.source is not None:
+            self._prune(match.source)
+        seq.num_computed = start
+        if not seq.num_preemptions:
+            seq.num_cached_tokens = start
+            self.stats.queried += len(seq.tokens)
+            self.stats.hit += start
+        return True
+
+    def extend(self, seq: Sequence, start: int, end: int) -> bool:
+        """Pages for the positions from `start` on to before `end`; what no later token reads
+        goes back. False, and nothing taken, where there are not enough pages."""
+        layout, way, tables = self.layout, self.ways[seq], seq.block_tables
+        blocks = layout.num_blocks(end)
+        missing = 0
+        for group, window in enumerate(layout.windows):
+            if window is not None:
+                self._drop_before(seq, way, group, layout.first_block(group, start))
+            missing += max(0, blocks - len(tables[group]))
+        if not missing:
+            return True
+        if missing > self.num_available:
+            return False
+        for group in range(layout.num_groups):
+            self._lengthen(seq, way, group, blocks)
+        return True
+
+    def advance(self, seq: Sequence) -> None:
+        """Remembers what the steps planned so far compute of a sequence."""
+        way, size = self.ways[seq], self.layout.block_size
+        known = min(seq.num_computed, len(seq.tokens))
+        while way.num_ready < len(way.path) and (way.num_ready + 1) * size <= known:
+            way.path[way.num_ready].owner = None
+            way.num_ready += 1
+        if way.closed or way.num_ready < len(way.path):
+            return
+        while (len(way.path) + 1) * size <= known and not way.closed:
+            self._remember_block(seq, way)
+        at = len(way.path) * size
+        if way.tail is None and at < seq.prompt_len <= known and not way.closed:
+            self._remember_tail(seq, way, tuple(seq.tokens[at : seq.prompt_len]))
+
+    def release(self, seq: Sequence, *, wants_back: bool = False) -> None:
+        """Takes back all pages of a sequence that no step in flight includes.
+
+        Args:
+            wants_back: it was preempted and will go on.
+        """
+        way = self.ways.pop(seq, None)
+        if way is None:
+            return
+        self._forget_uncomputed(way)
+        nodes = self._remember_rest(seq, way)
+        if way.tail is not None:
+            nodes.append(way.tail)
+            way.tail.holders -= 1
+        for node in (way.root, *way.path):
+            node.holders -= 1
+        if wants_back:
+            for node in nodes:
+                node.waiters += 1
+            self.wanted[seq] = nodes
+        tables, seq.block_tables = seq.block_tables, []
+        # The last page goes first when room is needed.
+        for i in range(max(map(len, tables), default=0) - 1, -1, -1):
+            for group, table in enumerate(tables):
+                if i >= len(table) or table[i] == GONE:
+                    continue
+                entry = nodes[i].entries[group] if i < len(nodes) else None
+                if entry is not None and entry.page == table[i]:
+                    self.store.drop(entry)
+                else:
+                    self.pool.free([table[i]])
+        for node in (*reversed(nodes), way.root):
+            self._prune(node)
+
+    def forget(self, seq: Sequence, *, is_last: bool) -> None:
+        """A sequence has ended, and holds nothing any more.
+
+        Args:
+            is_last: of its request.
+        """
+        self._unwant(seq)
+        if is_last and not self.enable_prefix_caching:
+            self._clear(self.roots.pop(self._key(seq), None))
+
+    def reset(self) -> None:
+        """Forgets all that nobody holds."""
+        for root in list(self.roots.values()):
+            self._clear(root)
+
+    def take_transfers(self) -> list[Transfer]:
+        """What the device is to copy before its next step, in this order."""
+        transfers, self.store.transfers = self.store.transfers, []
+        return transfers
+
+    # Inside
+
+    def _key(self, seq: Sequence) -> Hashable:
+        return seq.request.kv_key if self.enable_prefix_caching else seq.request.id
+
+    def _root(self, seq: Sequence) -> Node:
+        key = self._key(seq)
+        if key not in self.roots:
+            self.roots[key] = Node(None, (key,), self.layout.num_groups)
+        return self.roots[key]
+
+    def _prune(self, node: Node) -> None:
+        top = node.prune()
+        if top.parent is None and not top.is_of_use:
+            self.roots.pop(top.tokens[0], None)
+
+    def _clear(self, root: Node | None) -> None:
+        nodes = list(root.walk()) if root is not None else []
+        for node in nodes:
+            for entry in node.entries:
+                if not entry.refs:
+                    self.store.clear(entry)
+        for node in reversed(nodes):
+            assert node.parent is not None
+            if node.parent.child(node.tokens) is node:  # else it went with one below it
+                self._prune(node)
+
+    def _unwant(self, seq: Sequence) -> None:
+        for node in self.wanted.pop(seq, ()):
+            node.waiters -= 1
+
+    def _lengthen(self, seq: Sequence, way: Way, group: int, blocks: int) -> None:
+        table = seq.block_tables[group]
+        while (i := len(table)) < blocks:
+            table.append(self.store.take())
+            if i < len(way.path):
+                self.store.give(way.path[i].entries[group], table[i])
+
+    def _drop_before(self, seq: Sequence, way: Way, group: int, first: int) -> None:
+        table = seq.block_tables[group]
+        for i in range(way.first_held[group], min(first, len(table))):
+            if i < len(way.path):
+                self.store.drop(way.path[i].entries[group])
+            else:
+                self.pool.free([table[i]])
+            table[i] = GONE
+            way.first_held[group] = i + 1
+
+    def _remember_prompt(self, seq: Sequence, way: Way) -> None:
+        """Puts the nodes of full pages that are still to be computed into the tree."""
+        size, tokens = self.layout.block_size, seq.tokens
+        for at in range(len(way.path) * size, len(tokens) - size + 1, size):
+            block = tuple(tokens[at : at + size])
+            if way.end.child(block) is not None:
+                way.closed = True
+                return
+            node = way.end.add(block, owner=seq)
+            node.holders += 1
+            way.path.append(node)
+
+    def _remember_block(self, seq: Sequence, way: Way) -> None:
+        """Puts the node of the next page, full and known, into the tree."""
+        i, size = len(way.path), self.layout.block_size
+        self._forget_tail(way)
+        block = tuple(seq.tokens[i * size : (i + 1) * size])
+        if way.end.child(block) is not None:
+            way.closed = True
+            return
+        node = way.end.add(block)
+        node.holders += 1
+        self._fill(seq, node, i)
+        way.path.append(node)
+        way.num_ready += 1
+
+    def _remember_tail(self, seq: Sequence, way: Way, tokens: tuple[int, ...]) -> None:
+        if way.end.child(tokens) is None:
+            way.tail = way.end.add(tokens)
+            way.tail.holders += 1
+            self._fill(seq, way.tail, len(way.path))
+
+    def _fill(self, seq: Sequence, node: Node, block: int) -> None:
+        """Gives a node the pages of a sequence's block, where it has none itself."""
+        for entry, table in zip(node.entries, seq.block_tables, strict=True):
+            if entry.page is None and table[block] != GONE:
+                self.store.give(entry, table[block])
+
+    def _forget_tail(self, way: Way) -> None:
+        """The page is the sequence's own again: nobody else holds the beginning of a page."""
+        if way.tail is None:
+            return
+        for entry in way.tail.entries:
+            entry.page, entry.refs = None, 0
+        way.tail.detach()
+        way.tail = None
+
+    def _forget_uncomputed(self, way: Way) -> None:
+        for node in reversed(way.path[way.num_ready :]):
+            for entry in node.entries:
+                entry.page, entry.refs = None, 0
+            node.detach()
+        del way.path[way.num_ready :]
+
+    def _remember_rest(self, seq: Sequence, way: Way) -> list[Node]:
+        """The nodes of all that a sequence has computed, its own pages put into the tree.
+
+        Where another's page is there already it stays, and this one is of no more use.
+        """
+        nodes, size = list(way.path), self.layout.block_size
+        if not self.enable_prefix_caching and seq.finish_reason is not None:
+            return nodes
+        known = min(seq.num_computed, len(seq.tokens))
+        first = len(nodes)
+        if known > max(first * size, seq.prompt_len - 1):
+            self._forget_tail(way)
+        node = way.end
+        for at in range(first * size, known, size):
+            block = tuple(seq.tokens[at : min(at + size, known)])
+            node = node.child(block) or node.add(block)
+            if node.owner is not None:
+                break  # another sequence is about to compute it
+            self._fill(seq, node, at // size)
+            nodes.append(node)
+        return nodes
+
+
+def _reusable(seq: Sequence) -> int:
+    """Tokens that a match may cover: not the last, whose logits are wanted; nor those that
+    the log-probabilities of the prompt still need."""
+    limit = len(seq.tokens) - 1
+    if seq.request.params.prompt_logprobs is not None and not seq.index:
+        limit = min(limit, seq.num_prompt_logprobs)
+    return limit

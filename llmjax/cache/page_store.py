@@ -1,0 +1,166 @@
+"""Pages by what becomes of them: free, held, idle, or moved to host memory.
+
+An idle page is remembered in the tree and held by nobody. Where no page is free the one that
+has been idle longest makes room, to host memory where that is worth it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .block_pool import BlockPool
+from .host_pool import HostPool
+from .radix_tree import Entry, Node
+
+
+class Copy(NamedTuple):
+    """A page's contents to another page."""
+
+    source: int
+    target: int
+
+
+class Save(NamedTuple):
+    """A page's contents to a slot of host memory."""
+
+    page: int
+    slot: int
+
+
+class Load(NamedTuple):
+    """A slot's contents to a page."""
+
+    slot: int
+    page: int
+
+
+Transfer = Copy | Save | Load
+
+
+@dataclass
+class CacheStats:
+    """Counts since the start.
+
+    Attributes:
+        queried, hit: tokens of sequences admitted, and those of them that were there.
+        copied: pages copied as sequences part.
+        evicted: idle pages that made room.
+    """
+
+    queried: int = 0
+    hit: int = 0
+    copied: int = 0
+    evicted: int = 0
+
+
+class PageStore:
+    """The pages of `pool`, and what moves between them and host memory.
+
+    Args:
+        host: where pages may go to; None drops them.
+        on_empty: called with a node of which an entry was emptied.
+
+    Attributes:
+        transfers: what the device is to copy before its next step, in this order.
+    """
+
+    def __init__(self, pool: BlockPool, host: HostPool | None, on_empty: Callable[[Node], None]):
+        self.pool = pool
+        self.host = host
+        self.stats = CacheStats()
+        self.transfers: list[Transfer] = []
+        self.idle: OrderedDict[Entry, None] = OrderedDict()
+        self._on_empty = on_empty
+        if host is not None:
+            host.on_drop = on_empty
+
+    @property
+    def num_available(self) -> int:
+        """Pages that could be had: free or idle."""
+        return self.pool.num_free + len(self.idle)
+
+    def is_there(self, entry: Entry) -> bool:
+        """Whether its page need not be computed."""
+        if entry.page is not None or entry.slot is None or self.host is None:
+            return entry.page is not None
+        return self.host.costs.worth_loading(len(entry.node.entries), len(entry.node.tokens))
+
+    def hold(self, entry: Entry) -> None:
+        if not entry.refs and entry.page is not None:
+            del self.idle[entry]
+        entry.refs += 1
+
+    def drop(self, entry: Entry) -> None:
+        entry.refs -= 1
+        if not entry.refs and entry.page is not None:
+            self.idle[entry] = None
+
+    def take(self) -> int:
+        """A page, where there is one to be had."""
+        if not self.pool.num_free:
+            self._evict()
+        pages = self.pool.allocate(1)
+        assert pages is not None
+        return pages[0]
+
+    def give(self, entry: Entry, page: int) -> None:
+        """Puts a sequence's page into the tree; the sequence still holds it."""
+        entry.page, entry.refs = page, 1
+        if entry.slot is not None and self.host is not None:
+            self.host.drop(entry)
+
+    def page_of(self, entry: Entry) -> int:
+        """The page of an entry that is held, brought back from the host if it is there."""
+        if entry.page is None:
+            entry.page = self.take()
+            self._load(entry, entry.page)
+        return entry.page
+
+    def copy(self, entry: Entry, page: int) -> None:
+        """Another page with what an entry that is held has."""
+        if entry.page is not None:
+            self.transfers.append(Copy(entry.page, page))
+            self.stats.copied += 1
+        else:
+            self._load(entry, page)
+
+    def clear(self, entry: Entry) -> None:
+        """Empties an entry that nobody holds."""
+        if entry.page is not None:
+            del self.idle[entry]
+            self._free(entry)
+        if entry.slot is not None and self.host is not None:
+            self.host.drop(entry)
+
+    def _load(self, entry: Entry, page: int) -> None:
+        assert self.host is not None and entry.slot is not None
+        self.transfers.append(Load(entry.slot, page))
+        self.host.drop(entry)
+        self.host.num_loaded += 1
+
+    def _evict(self) -> None:
+        entry = next(iter(self.idle))
+        page, node = entry.page, entry.node
+        assert page is not None
+        del self.idle[entry]
+        self.stats.evicted += 1
+        if self._is_worth_saving(node) and self.host is not None and self.host.take(entry):
+            assert entry.slot is not None
+            self.transfers.append(Save(page, entry.slot))
+        self._free(entry)
+        self._on_empty(node)
+
+    def _is_worth_saving(self, node: Node) -> bool:
+        if self.host is None:
+            return False
+        stats = self.stats
+        chance = 1.0 if node.waiters else stats.hit / max(1, stats.queried)
+        return self.host.costs.worth_saving(len(node.entries), len(node.tokens), chance)
+
+    def _free(self, entry: Entry) -> None:
+        assert entry.page is not None
+        self.pool.free([entry.page])
+        entry.page = None

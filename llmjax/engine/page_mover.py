@@ -1,0 +1,150 @@
+"""Pages from one place to another: within the device's pool, to host memory and back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from itertools import groupby, islice
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array
+
+from llmjax_kernels.layout import PagedKV
+
+from ..cache.page_store import Copy, Load, Save, Transfer
+
+Pools = tuple[PagedKV, ...]
+
+AT_ONCE = 16
+"""Pages that one call of a program moves."""
+
+
+class PageMover:
+    """Carries out transfers, in order.
+
+    What is saved reaches the host while the next steps run; it is waited for only where it is
+    wanted back.
+
+    Args:
+        pools: shapes of the device's pools.
+        axis: of the pages in each array.
+        num_slots: pages that host memory holds; its pages are touched as they are used.
+    """
+
+    def __init__(self, pools: Pools, *, axis: int, num_slots: int):
+        self._axis = axis
+        self._copy = self._compile(self._copy_pages, pools, _ids(), _ids())
+        self._on_the_way: list[tuple[list[int], Any]] = []
+        if num_slots:
+            self._most = min(num_slots, jax.tree.leaves(pools)[0].shape[axis])
+            one = [np.delete(leaf.shape, axis) for leaf in jax.tree.leaves(pools)]
+            dtypes = [leaf.dtype for leaf in jax.tree.leaves(pools)]
+            self._slots = [np.empty((num_slots, *s), d) for s, d in zip(one, dtypes, strict=True)]
+            self._gather = jax.jit(self._gather_pages).lower(pools, _ids()).compile()
+            rows = jax.eval_shape(self._gather_pages, pools, _ids())
+            self._scatter = self._compile(self._scatter_pages, pools, _ids(), rows)
+
+    def run(self, pools: Pools, transfers: Iterable[Transfer]) -> Pools:
+        """The pools after the transfers; the given ones are donated."""
+        for kind, run in groupby(transfers, type):
+            while part := list(islice(run, AT_ONCE)):
+                if kind is Copy:
+                    pools = self._copy(pools, *_columns(part))
+                elif kind is Save:
+                    self._save(pools, part)
+                else:
+                    pools = self._load(pools, part)
+        return pools
+
+    def time(self, pools: Pools) -> tuple[Pools, tuple[float, float]]:
+        """The pools as they were, and the seconds that saving and loading a page take.
+
+        Nothing that slots or pages hold is of use yet.
+        """
+        seconds = []
+        for kind in (Save, Load):
+            each = []
+            for _ in range(3):
+                began = time.perf_counter()
+                ids = range(min(AT_ONCE, self._most))
+                pools = self.run(pools, [kind(i, i) for i in ids])
+                self.settle()
+                jax.block_until_ready(pools)
+                each.append((time.perf_counter() - began) / len(ids))
+            seconds.append(min(each))
+        return pools, (seconds[0], seconds[1])
+
+    def settle(self) -> None:
+        """Takes in what has been saved."""
+        for slots, rows in self._on_the_way:
+            for store, row in zip(self._slots, jax.device_get(rows), strict=True):
+                store[slots] = row[: len(slots)]
+        self._on_the_way.clear()
+
+    def _save(self, pools: Pools, saves: Sequence[Any]) -> None:
+        pages, _ = _columns(saves)
+        rows = self._gather(pools, pages)
+        for row in rows:
+            row.copy_to_host_async()
+        self._on_the_way.append(([save.slot for save in saves], rows))
+
+    def _load(self, pools: Pools, loads: Sequence[Any]) -> Pools:
+        self.settle()
+        slots, pages = _columns(loads)
+        # A copy: the slots may be taken again before the device has read them.
+        rows = [store[np.maximum(slots, 0)] for store in self._slots]
+        return self._scatter(pools, pages, rows)
+
+    # The programs. An id of -1 is padding, which a loop over the true count leaves out.
+
+    def _copy_pages(self, pools: Pools, sources: Array, targets: Array) -> Pools:
+        def copy(i: Array, pools: Pools) -> Pools:
+            def one(pool: Array) -> Array:
+                return self._put(pool, self._get(pool, sources[i]), targets[i])
+
+            return jax.tree.map(one, pools)
+
+        return lax.fori_loop(0, _count(sources), copy, pools)
+
+    def _gather_pages(self, pools: Pools, pages: Array) -> list[Array]:
+        ids = jnp.maximum(pages, 0)
+        leaves = jax.tree.leaves(pools)
+        return [jnp.moveaxis(jnp.take(leaf, ids, self._axis), self._axis, 0) for leaf in leaves]
+
+    def _scatter_pages(self, pools: Pools, pages: Array, rows: list[Array]) -> Pools:
+        leaves, treedef = jax.tree.flatten(pools)
+
+        def put(i: Array, leaves: list[Array]) -> list[Array]:
+            return [
+                self._put(leaf, jnp.expand_dims(row[i], self._axis), pages[i])
+                for leaf, row in zip(leaves, rows, strict=True)
+            ]
+
+        return jax.tree.unflatten(treedef, lax.fori_loop(0, _count(pages), put, leaves))
+
+    def _get(self, pool: Array, page: Array) -> Array:
+        return lax.dynamic_slice_in_dim(pool, page, 1, self._axis)
+
+    def _put(self, pool: Array, row: Array, page: Array) -> Array:
+        return lax.dynamic_update_slice_in_dim(pool, row, page, self._axis)
+
+    def _compile(self, function: Any, *shapes: Any) -> Any:
+        return jax.jit(function, donate_argnums=0).lower(*shapes).compile()
+
+
+def _ids() -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((AT_ONCE,), jnp.int32)
+
+
+def _count(ids: Array) -> Array:
+    return jnp.sum(ids >= 0, dtype=jnp.int32)
+
+
+def _columns(transfers: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    columns = np.full((2, AT_ONCE), -1, np.int32)
+    columns[:, : len(transfers)] = np.array(transfers, np.int32).T
+    return columns[0], columns[1]
