@@ -114,8 +114,8 @@ class SchedulerConfig:
     """Who runs in a step.
 
     Attributes:
-        policy: "fcfs": first come, first served. "priority": by the requests' priority, a
-            lower number first, then by arrival; a request of higher priority preempts.
+        scheduling_policy: "fcfs": first come, first served. "priority": by the requests'
+            priority, a lower number first, then by arrival; higher priority preempts.
         max_num_seqs: most sequences that run at once.
         max_num_batched_tokens: most tokens in one step.
         max_paddings: the share of a step's token bucket that may be padding while prompt
@@ -128,7 +128,7 @@ class SchedulerConfig:
         max_queue_len: waiting requests beyond which new ones are refused; none is no limit.
     """
 
-    policy: str = "fcfs"
+    scheduling_policy: str = "fcfs"
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     max_paddings: float = 0.1
@@ -140,8 +140,8 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         check_types(self)
         _require(
-            self.policy in POLICIES,
-            f"policy is {self.policy!r}, allowed: {', '.join(POLICIES)}",
+            self.scheduling_policy in POLICIES,
+            f"scheduling_policy is {self.scheduling_policy!r}, allowed: {', '.join(POLICIES)}",
         )
         for name in ("max_num_seqs", "max_num_batched_tokens", "prefill_chunk_size"):
             _require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}, allowed: 1 up")

@@ -256,7 +256,11 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass
 class SequenceDelta:
-    """What one committed step says about one sequence (ids only)."""
+    """What one committed step says about one sequence (ids only).
+
+    Attributes:
+        num_cached_tokens: of its prompt, those that the prefix cache had.
+    """
 
     request_id: str
     index: int
@@ -265,6 +269,7 @@ class SequenceDelta:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
 
 
 class Logprob(NamedTuple):
@@ -291,7 +296,8 @@ class CompletionOutput:
 class RequestOutput:
     """All that a request has produced so far (or since the last one, where streamed).
 
-    `prompt_logprobs` is None for the first prompt token, then {token id: Logprob}.
+    `prompt_logprobs` is None for the first prompt token, then {token id: Logprob};
+    `num_cached_tokens` counts prompt tokens that the prefix cache had when the request began.
     """
 
     request_id: str

@@ -29,8 +29,17 @@ CHAT_TEMPLATE = (
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random two-layer Llama with a byte-level tokenizer: ids 3 to 258 are the bytes."""
-    folder = tmp_path_factory.mktemp("tiny") / "tiny-llama"
-    shutil.copytree(HERE / "models" / "fixtures" / "smollm2", folder)
+    return with_tokenizer("smollm2", tmp_path_factory.mktemp("tiny") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def windowed_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Gemma 3: of its 7 layers, 6 see 32 tokens and one sees all; 256 ids."""
+    return with_tokenizer("gemma3", tmp_path_factory.mktemp("windowed") / "tiny-gemma")
+
+
+def with_tokenizer(fixture: str, folder: Path) -> Path:
+    shutil.copytree(HERE / "models" / "fixtures" / fixture, folder)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {"<pad>": 0, "<s>": 1, "</s>": 2} | {c: i + 3 for i, c in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))

@@ -46,6 +46,7 @@ class _RequestState:
     choices: list[_Choice]
     prompt_logprobs: list[dict[int, Logprob] | None] | None
     prompt_sent: bool = False
+    num_cached_tokens: int = 0
 
     @property
     def finished(self) -> bool:
@@ -123,6 +124,7 @@ class OutputProcessor:
             outputs=outputs,
             finished=state.finished,
             prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=state.num_cached_tokens,
         )
 
     def _detokenizer(self, request: Request) -> IncrementalDetokenizer | None:
@@ -136,6 +138,8 @@ class OutputProcessor:
 
     def _take(self, state: _RequestState, choice: _Choice, delta: SequenceDelta) -> None:
         params = state.request.params
+        if not delta.index:
+            state.num_cached_tokens = delta.num_cached_tokens
         if state.prompt_logprobs is not None:
             state.prompt_logprobs += [self._logprobs(row) for row in delta.prompt_logprobs]
         choice.token_ids += delta.token_ids

@@ -78,7 +78,7 @@ class Scheduler:
         self.bucket_tokens = 0
         self.padded_tokens = 0
         self._running: dict[Sequence, None] = {}
-        self._waiting = WaitingQueue(by_priority=config.policy == "priority")
+        self._waiting = WaitingQueue(by_priority=config.scheduling_policy == "priority")
         # Stopped running while in flight; the preempted among them wait as well.
         self._leaving: dict[Sequence, None] = {}
         # Running, and no step has been told yet what is in their slot.
@@ -239,7 +239,7 @@ class Scheduler:
 
     def _make_way(self) -> None:
         """Preempts what a waiting sequence of higher priority needs to run."""
-        if self.config.policy != "priority" or not len(self._waiting):
+        if self.config.scheduling_policy != "priority" or not len(self._waiting):
             return
         head = self._waiting.first(1)[0]
         while any(s.request.priority > head.request.priority for s in self._running):
@@ -439,6 +439,7 @@ class Scheduler:
         if prompt and seq.num_prompt_logprobs > min(chunk.start + chunk.count, seq.prompt_len - 1):
             raise RuntimeError(f"prompt logprobs of {seq.request.id!r} are told twice")
         delta = SequenceDelta(seq.request.id, seq.index, [], [], prompt)
+        delta.num_cached_tokens = seq.num_cached_tokens
         if chunk.samples:
             if token is None:
                 raise RuntimeError(f"no token for {seq.request.id!r}, whose chunk samples one")

@@ -23,16 +23,21 @@ class StatsCollector(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         s = self._stats
-        pages = s.pages_used + s.pages_free
+        pages = s.pages_used + s.pages_cached + s.pages_free
         gauges = {
             "num_requests_running": (s.num_running, "Sequences that run."),
             "num_requests_waiting": (s.num_waiting, "Sequences that wait to run."),
             "kv_cache_usage_perc": (s.pages_used / pages, "Share of KV pages in use, 0 to 1."),
             "kv_cache_pages_used": (s.pages_used, "KV pages in use."),
+            "kv_cache_pages_cached": (s.pages_cached, "KV pages of the prefix cache alone."),
             "kv_cache_pages_free": (s.pages_free, "KV pages free."),
         }
         counters = {
             "num_preemptions": (s.num_preemptions, "Sequences preempted for want of pages."),
+            "prefix_cache_queries": (s.prefix_queries, "Prompt tokens looked up."),
+            "prefix_cache_hits": (s.prefix_hits, "Of these, in the prefix cache."),
+            "pages_saved": (s.pages_saved, "KV pages moved to host memory."),
+            "pages_loaded": (s.pages_loaded, "KV pages brought back."),
             "step_bucket_tokens": (s.bucket_tokens, "Tokens computed in steps, padding too."),
             "step_padded_tokens": (s.padded_tokens, "Of these, padding."),
         }

@@ -244,7 +244,7 @@ class Harness:
             assert seq in rows or excused, "a decode was left out"
         if was_idle and self.config.enable_chunked_prefill and self.buckets.max_seqs:
             # By priority it may take another step to make way for one that waits.
-            waits = self.config.policy == "priority" and oldest not in running
+            waits = self.config.scheduling_policy == "priority" and oldest not in running
             assert oldest in rows or waits, "the oldest sequence does not go on"
         if oldest:
             assert oldest.num_preemptions == preemptions, "the oldest was preempted"
@@ -311,7 +311,7 @@ class Harness:
         starting = [s for s in scheduler._running if not s.in_flight and s not in chunked]
         starting = [s for s in starting if s.num_computed < len(s.tokens)]
         most = dict(self.buckets._ready.edges).get(plan.bucket.tokens, 0)
-        is_plain = config.policy == "fcfs" and self.cache.layout.windows == (None,)
+        is_plain = config.scheduling_policy == "fcfs" and self.cache.layout.windows == (None,)
         if not is_plain:
             return  # what was to be had before the step cannot be told after it
         assert not starting or len(plan.chunks) == most, "padding beside a running prompt"

@@ -341,11 +341,11 @@ def test_the_context_is_no_larger_than_the_pool(tiny_model, caplog, capsys):
         ),
         (
             {"num_gpu_blocks_override": 1, "max_model_len": None},
-            r"holds 4 tokens \(1 x 4\), but one step of one sequence needs 256 \(64 pages\)",
+            r"holds 4 tokens \(1 pages\), but one step of one sequence needs 256 \(64 pages\)",
         ),
         (
             {"num_gpu_blocks_override": 3, "max_model_len": None, "prefill_chunk_size": 16},
-            r"holds 12 tokens \(3 x 4\), but one step of one sequence needs 16 \(4 pages\)",
+            r"holds 12 tokens \(3 pages\), but one step of one sequence needs 16 \(4 pages\)",
         ),
     ],
 )

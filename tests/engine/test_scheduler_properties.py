@@ -18,7 +18,7 @@ SMALL = CompileConfig(token_buckets=(6, 12, 32), seq_buckets=(2, 4), page_bucket
 
 def small_harness(depth, chunked, chunk, num_blocks, watermark, paddings, ready, **cache):
     config = SchedulerConfig(
-        policy=cache.pop("policy", "fcfs"),
+        scheduling_policy=cache.pop("policy", "fcfs"),
         max_num_seqs=4,
         max_num_batched_tokens=32,
         max_paddings=paddings,
