@@ -114,8 +114,6 @@ class SchedulerConfig:
     """Who runs in a step.
 
     Attributes:
-        scheduling_policy: "fcfs": first come, first served. "priority": by the requests'
-            priority, a lower number first, then by arrival; higher priority preempts.
         max_num_seqs: most sequences that run at once.
         max_num_batched_tokens: most tokens in one step.
         max_paddings: the share of a step's token bucket that may be padding while prompt
@@ -126,9 +124,10 @@ class SchedulerConfig:
             waits longer than one chunk. Without chunking neither limit applies.
         watermark: the share of pages that admission of a new request leaves free.
         max_queue_len: waiting requests beyond which new ones are refused; none is no limit.
+        scheduling_policy: "fcfs": first come, first served. "priority": by the requests'
+            priority, a lower number first, then by arrival; higher priority preempts.
     """
 
-    scheduling_policy: str = "fcfs"
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     max_paddings: float = 0.1
@@ -136,6 +135,7 @@ class SchedulerConfig:
     prefill_chunk_size: int = 512
     watermark: float = 0.01
     max_queue_len: int | None = 4096
+    scheduling_policy: str = "fcfs"
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -24,7 +24,8 @@ class PagedRun:
         def step(state, pages, tokens, starts, kv_lens, tables, prompt_lens):
             decoder = nnx.merge(graphdef, state)
             batch = make_ragged_batch(starts, kv_lens, tables, TOKENS, decode_only=False)
-            context = PagedContext(pages, batch)
+            places = [(0, layer) for layer in range(config.num_layers)]
+            context = PagedContext(pages, [batch], places)
             lens = jnp.maximum(prompt_lens[batch.token_seqs], batch.positions + 1)
             hidden = decoder.hidden(tokens, batch.positions, lens, context)
             return context.pages, decoder.logits(hidden)

@@ -30,7 +30,8 @@ def check_chat(client: openai.OpenAI, model: str) -> None:
         client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
     )
     *chunks, last = chunks
-    assert last.choices == [] and last.usage == whole.usage
+    assert last.choices == [] and last.usage.total_tokens == whole.usage.total_tokens
+    assert last.usage.prompt_tokens_details.cached_tokens == last.usage.prompt_tokens - 1
     assert chunks[0].choices[0].delta.role == "assistant"
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert text == choice.message.content
