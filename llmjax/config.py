@@ -9,6 +9,7 @@ from typing import Any
 from .checks import type_errors
 from .errors import ConfigError
 
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
 POLICIES = ("fcfs", "priority")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -72,6 +73,9 @@ class CacheConfig:
         gpu_memory_utilization: the share of the device's memory that weights, step
             temporaries and pages may fill together; by default 0.9 of an accelerator, 0.2
             of the host's memory on a CPU, where others work too.
+        kv_cache_dtype: how pages keep keys and values. "auto" is bfloat16, but float32 where
+            weights are float32. "int8", "fp8_e4m3" and "fp8_e5m2" take half of bfloat16's room
+            and a scale for each token and head.
         enable_prefix_caching: keep what requests have computed for others that begin alike,
             as long as there is room. Choices of one request share their prompt in any case.
         swap_space: GiB of host memory for the pages of preempted requests, where moving them
@@ -83,6 +87,7 @@ class CacheConfig:
     block_size: int = 16
     num_gpu_blocks_override: int | None = None
     gpu_memory_utilization: float | None = None
+    kv_cache_dtype: str = "auto"
     enable_prefix_caching: bool = True
     swap_space: float = 4.0
     kv_offloading_size: float = 0.0
@@ -98,6 +103,10 @@ class CacheConfig:
         _require(
             share is None or 0 < share <= 1,
             f"gpu_memory_utilization is {share}, allowed: above 0 up to 1",
+        )
+        _require(
+            self.kv_cache_dtype in KV_CACHE_DTYPES,
+            f"kv_cache_dtype is {self.kv_cache_dtype!r}, allowed: {', '.join(KV_CACHE_DTYPES)}",
         )
         for name in ("swap_space", "kv_offloading_size"):
             value = getattr(self, name)

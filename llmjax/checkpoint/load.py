@@ -15,6 +15,7 @@ from flax import nnx
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 from tqdm.auto import tqdm
 
+from llmjax_kernels.kv_format import KV_FORMATS, KVFormat
 from llmjax_kernels.native import available as native_available
 from llmjax_kernels.native.blocks import supports as native_supports
 from llmjax_kernels.native.blocks import unpack
@@ -56,7 +57,7 @@ class LoadedModel:
 
     Attributes:
         dtype: of activations.
-        kv_dtype: to keep keys and values in.
+        kv_format: how to keep keys and values, unless asked otherwise.
         weight_type: of the weights, for people.
         native: the weights are packed for the native CPU kernels.
         generation_defaults: sampling values that the model's authors chose, by the names of
@@ -67,7 +68,7 @@ class LoadedModel:
     graphdef: nnx.GraphDef
     state: nnx.State
     dtype: jnp.dtype
-    kv_dtype: jnp.dtype
+    kv_format: KVFormat
     weight_type: str
     native: bool
     tokenizer: Tokenizer
@@ -150,7 +151,7 @@ def load_model(
         state=weights.state,
         dtype=chosen,
         # Keys and values of a model that is itself in 16 bits or fewer lose nothing by that.
-        kv_dtype=jnp.dtype(jnp.bfloat16) if native and dtype != "float32" else chosen,
+        kv_format=KV_FORMATS["bfloat16" if native and dtype != "float32" else chosen.name],
         weight_type="as stored" if quantised else chosen.name,
         native=native,
         tokenizer=text.tokenizer,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jax
 
+from llmjax_kernels.kv_format import KV_FORMATS
 from llmjax_kernels.native import instruction_set, set_threads
 
 from ..cache.block_pool import BlockPool
@@ -98,6 +99,8 @@ class Engine:
         if template is not None:
             self.model.tokenizer.chat_template = template
         self._default_seed = random.Random(config.model.seed)
+        asked = config.cache.kv_cache_dtype
+        self.kv_format = self.model.kv_format if asked == "auto" else KV_FORMATS[asked]
         self.layout, self.max_model_len, self.num_pages = self._size_memory()
         self.buckets = self._make_buckets(self.max_model_len)
         self.host = self._make_host()
@@ -116,6 +119,7 @@ class Engine:
             self.model,
             self.buckets,
             layout=self.layout,
+            kv_format=self.kv_format,
             max_model_len=self.max_model_len,
             num_pages=self.num_pages,
             num_slots=self.host.num_slots if self.host is not None else 0,
@@ -191,14 +195,14 @@ class Engine:
         """What was loaded and how much memory it takes, for people."""
         model, page_size = self.model, self.config.cache.block_size
         weights = model.weight_bytes
-        cache = self.num_pages * page_bytes(model.config, self.layout, model.kv_dtype)
+        cache = self.num_pages * page_bytes(model.config, self.layout, self.kv_format)
         pages = f"{self.num_pages:,} pages of {page_size} tokens"
         kernels = f"native ({instruction_set()})" if model.native else "XLA"
         return "\n".join(
             [
                 f"model     {self.config.model.model} ({model.config.architecture})",
                 f"weights   {weights / 2**20:,.1f} MiB, {model.weight_type}",
-                f"KV cache  {cache / 2**20:,.1f} MiB, {pages}, {model.kv_dtype.name}",
+                f"KV cache  {cache / 2**20:,.1f} MiB, {pages}, {self.kv_format.name}",
                 f"kernels   {kernels}",
                 f"context   {self.max_model_len:,} tokens",
                 self.buckets.table(),
@@ -227,7 +231,7 @@ class Engine:
 
     def _make_host(self) -> HostPool | None:
         cache = self.config.cache
-        size = page_bytes(self.model.config, self.layout, self.model.kv_dtype)
+        size = page_bytes(self.model.config, self.layout, self.kv_format)
         swap = int(cache.swap_space * 2**30 / size)
         offload = int(cache.kv_offloading_size * 2**30 / size)
         if not swap + offload:
@@ -295,9 +299,9 @@ class Engine:
             layout,
             max_model_len=asked or own,
             weight_bytes=self.model.weight_bytes,
-            dtype=self.model.kv_dtype,
+            format=self.kv_format,
         )
-        size = page_bytes(model, layout, self.model.kv_dtype)
+        size = page_bytes(model, layout, self.kv_format)
         log.info("KV pool: %d pages, %.2f GiB", pages, pages * size / 2**30)
         length = fit_context(asked, own, pages, layout, scheduler)
         if length < (asked or own):

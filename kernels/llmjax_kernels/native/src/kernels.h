@@ -25,12 +25,11 @@ struct Epilogue {
   float residual_scale;
 };
 
-enum class KVType : int64_t { kFloat32 = 0, kBfloat16 = 1 };
+enum class KVType : int64_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kE4m3 = 3, kE5m2 = 4 };
 
 // One layer's attention; see ffi.cc for how a step calls it.
 struct AttentionArgs {
-  // Geometry: pages hold K as [pages, heads, page / 16, head_dim, 16], V as
-  // [pages, heads, page, head_dim].
+  // Geometry: pages hold [pages, heads, page / 16] blocks; see kv.h.
   int64_t heads, kv_heads, head_dim, rotary_half, page_size, pages_per_seq, num_seqs;
   float scale, softcap;  // softcap 0: none
   int64_t window;        // 0: none
