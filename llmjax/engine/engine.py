@@ -69,6 +69,7 @@ class Engine:
         self.model: LoadedModel = load_model(
             resolve_model(config.model.model),
             dtype=config.model.dtype,
+            quantization=config.model.quantization,
             mesh=make_mesh(),
             check=self._check_model,
             page_size=config.cache.block_size,

@@ -45,6 +45,7 @@ def library() -> ctypes.CDLL:
     lib = ctypes.CDLL(str(_LIBRARY))
     lib.llmjax_isa.restype = ctypes.c_char_p
     lib.llmjax_greatest_scale.restype = ctypes.c_float
+    lib.llmjax_greatest_magnitude.restype = ctypes.c_float
     for name in _TARGETS:
         handler = jax.ffi.pycapsule(getattr(lib, f"llmjax_{name}"))
         jax.ffi.register_ffi_target(f"llmjax_{name}", handler, platform="cpu")
