@@ -13,7 +13,7 @@ import jax
 log = logging.getLogger(__name__)
 
 _LIBRARY = Path(__file__).parent / "libllmjax_native.so"
-_TARGETS = ("attention_block", "mlp_block", "linear", "embed")
+_TARGETS = ("attention_block", "mlp_block", "linear", "embed", "zeros")
 
 
 def available() -> bool:
