@@ -94,7 +94,7 @@ def load_model(
     dtype: str = "auto",
     quantization: str | None = None,
     mesh: Mesh | None = None,
-    check: Callable[[DecoderConfig], None] | None = None,
+    check: Callable[[DecoderConfig, bool], None] | None = None,
     page_size: int | None = None,
     progress: bool = True,
 ) -> LoadedModel:
@@ -108,7 +108,8 @@ def load_model(
         mesh: lays parameters out by `llmjax.parallel.rules`; None takes the first device.
         page_size: of the KV pages that a step will use; the native CPU kernels serve where
             they know it and the model's shape. None leaves weights as plain arrays.
-        check: sees what the model is before its weights are read, and may refuse it.
+        check: sees what the model is, and whether native kernels will serve it, before its
+            weights are read, and may refuse it.
         progress: show a progress bar on stderr.
 
     Raises:
@@ -126,7 +127,7 @@ def load_model(
             "serves here"
         )
     if check is not None:
-        check(config)
+        check(config, native)
     text = checkpoint.read_text_side()
     _give_back_freed_memory()
     if native:
