@@ -53,13 +53,15 @@ def make_pages(
 ) -> PagedKV:
     """Pages of zeros, of all layers, in the layout of the native kernels.
 
+    They take memory once they are written.
+
     Keys are [L, pages, K, page_size / 16, H, 16], so that one channel of 16 positions is one
     vector; values are [L, pages, K, page_size, H].
     """
     outer = (num_layers, num_pages, kv_heads)
     return PagedKV(
-        k=jnp.zeros((*outer, page_size // LANES, head_dim, LANES), dtype),
-        v=jnp.zeros((*outer, page_size, head_dim), dtype),
+        k=_zeros((*outer, page_size // LANES, head_dim, LANES), dtype),
+        v=_zeros((*outer, page_size, head_dim), dtype),
     )
 
 
@@ -167,6 +169,10 @@ def embed(tokens: Int[Array, " T"], weight: PackedWeight) -> Float[Array, "T D"]
 def unpack(weight: PackedWeight) -> Float[Array, "N K"]:
     """The values of a packed weight."""
     return embed(jnp.arange(weight.shape[0], dtype=jnp.int32), weight)
+
+
+def _zeros(shape: tuple[int, ...], dtype) -> Array:
+    return jax.ffi.ffi_call("llmjax_zeros", ShapeDtypeStruct(shape, dtype))()
 
 
 def _like(x: Array) -> ShapeDtypeStruct:
