@@ -88,14 +88,13 @@ class Engine:
         self.model: LoadedModel = load_model(
             resolve_model(config.model.model),
             dtype=config.model.dtype,
+            quantization=config.model.quantization,
             mesh=make_mesh(),
             check=self._check_model,
             page_size=config.cache.block_size,
         )
         if self.model.native:
             set_threads(config.threads or 0)
-        elif config.threads is not None:
-            raise ConfigError("threads: only the native CPU kernels take it, and XLA serves here")
         if template is not None:
             self.model.tokenizer.chat_template = template
         self._default_seed = random.Random(config.model.seed)
@@ -262,8 +261,10 @@ class Engine:
                     param=name,
                 )
 
-    def _check_model(self, model: DecoderConfig) -> None:
+    def _check_model(self, model: DecoderConfig, native: bool) -> None:
         """Refuses what the model does not allow, before its weights are loaded."""
+        if self.config.threads is not None and not native:
+            raise ConfigError("threads: only the native CPU kernels take it, and XLA serves here")
         asked, own = self.config.model.max_model_len, model.max_position
         if asked is not None and asked > own:
             raise ConfigError(f"max_model_len is {asked}, the model allows up to {own}")

@@ -60,12 +60,14 @@ def make_pages(
 ) -> PagedKV:
     """Pages of zeros, of all layers, in the layout of the native kernels.
 
+    They take memory once they are written.
+
     Both arrays are [L, pages, K, page_size / 16, 16 W]: blocks of 16 positions, of keys
     [H, 16], so that one channel is one vector, of values [16, H]. The scales of a block, where
     there are any, follow its codes.
     """
     shape = (num_layers, num_pages, kv_heads, page_size // LANES, LANES * format.width(head_dim))
-    return PagedKV(jnp.zeros(shape, format.storage), jnp.zeros(shape, format.storage), format)
+    return PagedKV(_zeros(shape, format.storage), _zeros(shape, format.storage), format)
 
 
 def attention_block(
@@ -174,6 +176,10 @@ def embed(tokens: Int[Array, " T"], weight: PackedWeight) -> Float[Array, "T D"]
 def unpack(weight: PackedWeight) -> Float[Array, "N K"]:
     """The values of a packed weight."""
     return embed(jnp.arange(weight.shape[0], dtype=jnp.int32), weight)
+
+
+def _zeros(shape: tuple[int, ...], dtype) -> Array:
+    return jax.ffi.ffi_call("llmjax_zeros", ShapeDtypeStruct(shape, dtype))()
 
 
 def _like(x: Array) -> ShapeDtypeStruct:

@@ -3,6 +3,7 @@
 
 #include "attention.h"
 #include "matmul.h"
+#include "quantise.h"
 #include "rows.h"
 #include "simd.h"
 
@@ -164,4 +165,5 @@ extern const Kernels LLMJAX_JOIN(kKernels_, LLMJAX_ISA);
 const Kernels LLMJAX_JOIN(kKernels_, LLMJAX_ISA) = {
     LLMJAX_STR(LLMJAX_ISA), RmsNormRow, QuantizeRow, Supports, Matmul,
     Gated, AttentionWrite, Attend, MergeParts, kSegment, Row,
+    QuantiseTile,
 };

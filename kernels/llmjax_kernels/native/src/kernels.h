@@ -73,6 +73,8 @@ struct Kernels {
   int64_t segment;  // keys of one
   // out[D] of one row of a packed weight.
   void (*row)(const Weight& w, int64_t row, float* out);
+  // Makes a tile of up to 16 float rows [count, K]: 8 bits around a zero, or 4 bits with minima.
+  void (*quantise_tile)(const float* rows, int64_t count, int64_t K, Format format, uint8_t* tile);
 };
 
 // The best table this processor can run.
