@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from tqdm.auto import tqdm
 
+from .beam_search import BeamSearch, BeamSearchParams, completions, top_logprobs
 from .checks import shown
 from .config import EngineConfig
 from .engine.engine import Engine
@@ -185,6 +186,43 @@ class LLM:
                     yield output
         finally:
             self._forget([request.id])
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
+    ) -> list[RequestOutput]:
+        """The `beam_width` likeliest completions of each prompt, best first.
+
+        Raises:
+            InvalidRequestError: a prompt cannot be served, or twice `beam_width` is more than
+                `max_logprobs`.
+        """
+        most = self.engine.config.max_logprobs // 2
+        if params.beam_width > most:
+            raise _refused("beam_width", params.beam_width, f"up to {most}, half of max_logprobs")
+        encoded = [self._encode(p) for p in _batch(prompts)]
+        eos, longest = self.tokenizer.eos_token_ids, self.engine.max_model_len
+        searches = [BeamSearch(ids, params, eos, longest) for _, ids in encoded]
+        cached = [0] * len(searches)
+        while contexts := [(i, ids) for i, s in enumerate(searches) for ids in s.prompts]:
+            step: list[tuple[str | None, list[int]]] = [(None, ids) for _, ids in contexts]
+            tops: list[list[dict[int, float]]] = [[] for _ in searches]
+            for (i, ids), output in zip(contexts, self._run(step, params.step, False), strict=True):
+                tops[i].append(top_logprobs(output))
+                if ids == encoded[i][1]:
+                    cached[i] = output.num_cached_tokens
+            for search, top in zip(searches, tops, strict=True):
+                search.advance(top)
+        return [
+            RequestOutput(
+                request_id=str(next(self._ids)),
+                prompt=prompt,
+                prompt_token_ids=ids,
+                outputs=completions(search, self.tokenizer.decode),
+                finished=True,
+                num_cached_tokens=count,
+            )
+            for (prompt, ids), search, count in zip(encoded, searches, cached, strict=True)
+        ]
 
     def forward(
         self,

@@ -282,7 +282,9 @@ class Logprob(NamedTuple):
 
 @dataclass
 class CompletionOutput:
-    """One choice. `logprobs` holds a {token id: Logprob} for each output token."""
+    """One choice. `logprobs` holds a {token id: Logprob} for each output token;
+    `cumulative_logprob` is that of a beam search's completion.
+    """
 
     index: int
     text: str
@@ -290,6 +292,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    cumulative_logprob: float | None = None
 
 
 @dataclass

@@ -80,7 +80,7 @@ BAD_SAMPLING = [
     ("response_format", {"type": "structural_tag", "format": None}),
     ("structured_outputs", {"regex": "("}),
     ("truncate_prompt_tokens", 5),
-    ("use_beam_search", True),
+    ("length_penalty", 2),
     ("service_tier", "flex"),
     ("store", True),
     ("store", 0),

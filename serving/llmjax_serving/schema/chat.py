@@ -6,11 +6,21 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from llmjax.beam_search import BeamSearchParams
 from llmjax.errors import InvalidRequestError
 from llmjax.request import SamplingParams
 
 from .fields import Field, Parse, boolean, integer, list_of, mapping, only, read, refuse, text
-from .sampling import COMMON, NO_OPS, SAMPLING, Limits, StreamOptions, check_stream, sampling_params
+from .sampling import (
+    COMMON,
+    NO_OPS,
+    SAMPLING,
+    Limits,
+    StreamOptions,
+    beam_params,
+    check_stream,
+    sampling_params,
+)
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -173,6 +183,7 @@ class ChatRequest:
     stream: bool
     stream_options: StreamOptions
     return_token_ids: bool
+    beam: BeamSearchParams | None
 
 
 def chat_prompt(values: dict[str, Any]) -> ChatPrompt:
@@ -225,4 +236,5 @@ def parse_chat(body: dict[str, Any], limits: Limits) -> ChatRequest:
         stream=values["stream"],
         stream_options=options,
         return_token_ids=values["return_token_ids"],
+        beam=beam_params(values, limits),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from llmjax.beam_search import BeamSearchParams
 from llmjax.errors import InvalidRequestError
 from llmjax.request import SamplingParams
 
@@ -15,6 +16,7 @@ from .sampling import (
     SAMPLING,
     Limits,
     StreamOptions,
+    beam_params,
     check_stream,
     sampling_params,
     token_ids,
@@ -72,6 +74,7 @@ class CompletionRequest:
     add_special_tokens: bool
     return_token_ids: bool
     return_prompt_logprobs: bool
+    beam: BeamSearchParams | None
 
 
 def parse_completion(body: dict[str, Any], limits: Limits) -> CompletionRequest:
@@ -117,4 +120,5 @@ def parse_completion(body: dict[str, Any], limits: Limits) -> CompletionRequest:
         add_special_tokens=values["add_special_tokens"],
         return_token_ids=values["return_token_ids"],
         return_prompt_logprobs=wants_prompt_logprobs,
+        beam=beam_params(values, limits),
     )

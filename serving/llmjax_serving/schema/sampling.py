@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from llmjax.beam_search import BeamSearchParams
 from llmjax.errors import InvalidRequestError
 from llmjax.request import SamplingParams
 
@@ -88,11 +89,16 @@ SAMPLING: dict[str, Field] = {
 }
 """Fields of the same name and meaning in SamplingParams, which holds defaults and ranges."""
 
+BEAM_FIELDS = {"n", "temperature", "ignore_eos", "skip_special_tokens"}
+"""Fields of SAMPLING that a beam search knows."""
+
 COMMON: dict[str, Field] = {
     "model": Field(text),
     "stream": Field(boolean, False),
     "stream_options": Field(stream_options),
     "return_token_ids": Field(boolean, False),
+    "use_beam_search": Field(boolean, False),
+    "length_penalty": Field(number, 1.0),
 }
 
 NO_OPS: dict[str, Parse] = {
@@ -108,7 +114,6 @@ NO_OPS: dict[str, Parse] = {
     "bad_words": only([]),
     "cache_salt": only(),
     "kv_transfer_params": only(),
-    "length_penalty": only(1.0),
     "logits_processors": only([]),
     "priority": only(0),
     "response_format": only({"type": "text"}),
@@ -116,7 +121,6 @@ NO_OPS: dict[str, Parse] = {
     "spaces_between_special_tokens": only(True),
     "structured_outputs": only(),
     "truncate_prompt_tokens": only(),
-    "use_beam_search": only(False),
 }
 """Fields that completions and chat accept where their value asks for nothing."""
 
@@ -140,6 +144,34 @@ def check_stream(values: Mapping[str, Any]) -> StreamOptions:
             "prompt_logprobs cannot be streamed; set stream to false", param="prompt_logprobs"
         )
     return values["stream_options"] or StreamOptions()
+
+
+def beam_params(values: Mapping[str, Any], limits: Limits) -> BeamSearchParams | None:
+    """What a request for a beam search asks for; `max_tokens` is to be fitted to the prompt.
+
+    Raises:
+        InvalidRequestError: something is asked for that a beam search does not give.
+    """
+    if not values["use_beam_search"]:
+        if values["length_penalty"] != 1:
+            raise refuse("length_penalty", values["length_penalty"], "1, or use_beam_search")
+        return None
+    if values["stream"]:
+        raise InvalidRequestError("a beam search cannot be streamed", param="stream")
+    if values["temperature"] not in (None, 0, 1):
+        raise refuse("temperature", values["temperature"], "none in a beam search")
+    for name in (SAMPLING.keys() | {"logprobs", "top_logprobs", "echo"}) - BEAM_FIELDS:
+        if values.get(name):
+            raise refuse(name, values[name], "none in a beam search")
+    width, most = values["n"] or 1, limits.max_logprobs // 2
+    if width > most:
+        raise refuse("n", width, f"up to {most} beams (half of the server's --max-logprobs)")
+    return BeamSearchParams(
+        beam_width=width,
+        max_tokens=1,
+        ignore_eos=bool(values["ignore_eos"]),
+        length_penalty=values["length_penalty"],
+    )
 
 
 def sampling_params(
