@@ -124,6 +124,8 @@ class SchedulerConfig:
             waits longer than one chunk. Without chunking neither limit applies.
         watermark: the share of pages that admission of a new request leaves free.
         max_queue_len: waiting requests beyond which new ones are refused; none is no limit.
+        queue_timeout: seconds that a request may wait for its turn before it is refused; by
+            default there is no limit.
         scheduling_policy: "fcfs": first come, first served. "priority": by the requests'
             priority, a lower number first, then by arrival; higher priority preempts.
     """
@@ -135,6 +137,7 @@ class SchedulerConfig:
     prefill_chunk_size: int = 512
     watermark: float = 0.01
     max_queue_len: int | None = 4096
+    queue_timeout: float | None = None
     scheduling_policy: str = "fcfs"
 
     def __post_init__(self) -> None:
@@ -156,6 +159,10 @@ class SchedulerConfig:
         _require(
             self.max_queue_len is None or self.max_queue_len >= 1,
             f"max_queue_len is {self.max_queue_len}, allowed: 1 or more",
+        )
+        _require(
+            self.queue_timeout is None or self.queue_timeout > 0,
+            f"queue_timeout is {self.queue_timeout}, allowed: above 0, in seconds",
         )
 
 

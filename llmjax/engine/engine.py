@@ -137,7 +137,7 @@ class Engine:
         """
         self._check(request)
         regime = self.model.config.regime(len(request.prompt_token_ids))
-        request.kv_key = (request.cache_salt, regime)
+        request.kv_key = (request.options.cache_salt, regime)
         seed = request.params.seed
         if seed is None:
             seed = self._default_seed.getrandbits(63)
@@ -146,18 +146,22 @@ class Engine:
             self.scheduler.add(Sequence(request, index, seed + index, tokens))
 
     def step(self) -> list[SequenceDelta]:
-        """Dispatches the next step if there is one, and commits the one before it."""
+        """Dispatches the next step if there is one, and commits the one before it.
+
+        Requests that are late are ended first.
+        """
+        expired = self.scheduler.expire()
         plan = self.scheduler.schedule()
         if plan is not None:
             self._in_flight.append(self.runner.dispatch(plan))
             self._observe(plan)
         if not self._in_flight or (plan is not None and len(self._in_flight) == 1):
-            return []
+            return expired
         step = self._in_flight.popleft()
         result = self.runner.collect(step)
         self.num_steps += 1
         self._time(step.plan)
-        return self.scheduler.commit(
+        return expired + self.scheduler.commit(
             step.plan, result.token_ids, result.logprobs, result.prompt_logprobs
         )
 
@@ -235,7 +239,14 @@ class Engine:
         return HostPool(swap + offload, offload, MoveCosts(compute=1e-3))
 
     def _check(self, request: Request) -> None:
-        params = request.params
+        params, priority = request.params, request.options.priority
+        policy = self.config.scheduler.scheduling_policy
+        if priority and policy != "priority":
+            raise InvalidRequestError(
+                f"priority is {priority}, allowed: 0, as the scheduling policy is {policy!r} and "
+                "not 'priority'",
+                param="priority",
+            )
         vocab = self.model.config.vocab_size
         named = {
             "prompt": request.prompt_token_ids,

@@ -21,25 +21,24 @@ The rules:
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from heapq import merge
 
 from ..cache.balance import check_balance
 from ..cache.manager import KVCache, Match
 from ..config import SchedulerConfig
-from ..errors import InvalidRequestError, QueueFullError
+from ..errors import InvalidRequestError, LlmjaxError, QueueFullError
 from ..request import FinishReason, Sequence, SequenceDelta, Status, TokenLogprobs, longest
 from .buckets import Buckets, Piece
+from .deadlines import Deadlines, late, retry_after
 from .plan import Chunk, Plan
 from .stopping import stop_at
 from .waiting import WaitingQueue
 
 MOST_LOOKED_AT = 64
 """Waiting sequences that a step considers."""
-MAX_RETRY_AFTER = 60
 
 
 class Scheduler:
@@ -49,6 +48,7 @@ class Scheduler:
         cache: hands out the pages.
         max_model_len: most tokens of a sequence, prompt and output; the pool holds as many,
             or a sequence alone could get stuck.
+        clock: gives seconds, from where requests' arrival times come too.
 
     Attributes:
         num_preemptions: times a sequence was preempted, so far.
@@ -63,6 +63,7 @@ class Scheduler:
         cache: KVCache,
         *,
         max_model_len: int,
+        clock: Callable[[], float] = time.monotonic,
     ):
         pages = cache.layout.most_pages(max_model_len, cache.chunk)
         if cache.pool.num_blocks < pages:
@@ -74,11 +75,13 @@ class Scheduler:
         self.buckets = buckets
         self.cache = cache
         self.max_model_len = max_model_len
+        self.clock = clock
         self.num_preemptions = 0
         self.bucket_tokens = 0
         self.padded_tokens = 0
         self._running: dict[Sequence, None] = {}
         self._waiting = WaitingQueue(by_priority=config.scheduling_policy == "priority")
+        self._deadlines = Deadlines(config.queue_timeout)
         # Stopped running while in flight; the preempted among them wait as well.
         self._leaving: dict[Sequence, None] = {}
         # Running, and no step has been told yet what is in their slot.
@@ -128,15 +131,17 @@ class Scheduler:
         limit = self.config.max_queue_len
         if not siblings and limit is not None and self._waiting.num_requests >= limit:
             # What the head of the queue has waited is about what the way through it takes.
-            waited = time.monotonic() - self._waiting.first(1)[0].request.arrival_time
+            waited = self.clock() - self._waiting.first(1)[0].request.arrival_time
             raise QueueFullError(
                 f"{limit} requests wait already (max_queue_len)",
-                retry_after=min(max(1, math.ceil(waited)), MAX_RETRY_AFTER),
+                retry_after=retry_after(waited),
             )
         self._arrivals += 1
         seq.arrival = self._arrivals
         seq.status = Status.WAITING
         self._max_len[seq] = max_len
+        if not siblings:
+            self._deadlines.add(request)
         self._requests.setdefault(request.id, siblings)[seq.index] = seq
         self._waiting.add(seq)
 
@@ -156,14 +161,32 @@ class Scheduler:
             The last delta of each sequence that this ended.
         """
         live = self._requests.get(request_id, {})
-        ended = [seq for seq in live.values() if index is None or seq.index == index]
+        return self._end([seq for seq in live.values() if index is None or seq.index == index])
+
+    def expire(self) -> list[SequenceDelta]:
+        """Ends the requests that are late: not begun, or not ended, by when they had to.
+
+        Returns:
+            The last delta of each sequence that this ended, with the error.
+        """
+        deltas: list[SequenceDelta] = []
+        now = self.clock()
+        while due := self._deadlines.next_due(now):
+            request_id, to_begin = due
+            ended = list(self._requests[request_id].values())
+            deltas += self._end(ended, late(ended[0].request, now, to_begin))
+        return deltas
+
+    def _end(
+        self, sequences: list[Sequence], error: LlmjaxError | None = None
+    ) -> list[SequenceDelta]:
         deltas = []
-        for seq in ended:
+        for seq in sequences:
             self._finish(seq, FinishReason.ABORT)
             self._let_go(seq)
-            deltas.append(
-                SequenceDelta(request_id, seq.index, [], [], finish_reason=FinishReason.ABORT)
-            )
+            delta = SequenceDelta(seq.request.id, seq.index, [], [], error=error)
+            delta.finish_reason = FinishReason.ABORT
+            deltas.append(delta)
         return deltas
 
     def _finish(
@@ -180,6 +203,7 @@ class Scheduler:
         del siblings[seq.index]
         if not siblings:
             del self._requests[seq.request.id]
+            self._deadlines.remove(seq.request.id)
 
     def _let_go(self, seq: Sequence) -> None:
         """Takes back what a sequence that does not run holds, once no step may write there."""
@@ -242,7 +266,8 @@ class Scheduler:
         if self.config.scheduling_policy != "priority" or not len(self._waiting):
             return
         head = self._waiting.first(1)[0]
-        while any(s.request.priority > head.request.priority for s in self._running):
+        priority = head.request.options.priority
+        while any(s.request.options.priority > priority for s in self._running):
             seats = min(
                 self.buckets.max_seqs - len(self._running),
                 len(self._free_slots) + sum(s.slot >= 0 for s in self._leaving),
@@ -367,6 +392,7 @@ class Scheduler:
             return False
         self._waiting.remove(seq)
         seq.status = Status.RUNNING
+        self._deadlines.begun(seq.request.id)
         seq.slot = self._free_slots.pop()
         self._running[seq] = None
         self._fresh.add(seq)
@@ -473,6 +499,7 @@ class Scheduler:
             "positions": all(
                 s.num_computed <= min(map(len, s.block_tables)) * size for s in running
             ),
+            "deadlines": all(i in self._requests for i in self._deadlines),
             "live sequences": set(live) == {*running, *waiting} == set(self._max_len),
             "waiting requests": self._waiting.num_requests == len({s.request.id for s in waiting}),
         }

@@ -37,7 +37,7 @@ class WaitingQueue:
 
     def rank(self, seq: Sequence) -> Rank:
         """Sequences of a lower rank are considered first, waiting or running."""
-        return (seq.request.priority if self._by_priority else 0, seq.arrival)
+        return (seq.request.options.priority if self._by_priority else 0, seq.arrival)
 
     def first(self, count: int) -> list[Sequence]:
         return [self._sequences[rank] for rank in self._ranks[:count]]

@@ -146,7 +146,7 @@ def make_jobs(
             param="prompt",
         )
         text = prompt if isinstance(prompt, str) else None
-        jobs.append(Job(f"{answer_id}-{i}", token_ids, params, text))
+        jobs.append(Job(f"{answer_id}-{i}", token_ids, params, request.options, text))
     return jobs
 
 

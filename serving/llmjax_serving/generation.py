@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmjax.errors import InvalidRequestError, QueueFullError
 from llmjax.metrics import Metrics
-from llmjax.request import RequestOutput, SamplingParams
+from llmjax.request import RequestOptions, RequestOutput, SamplingParams
 
 from .errors import unavailable
 
@@ -26,6 +26,7 @@ class Job:
     request_id: str
     token_ids: list[int]
     params: SamplingParams
+    options: RequestOptions
     text: str | None = None
 
 
@@ -83,7 +84,9 @@ async def run_job(
 ) -> AsyncGenerator[RequestOutput, None]:
     """Yields the news of one prompt; closing it early aborts the request."""
     watch = Stopwatch(metrics, arrival, job.params.n)
-    stream = engine.generate(job.request_id, job.token_ids, job.params, prompt=job.text)
+    stream = engine.generate(
+        job.request_id, job.token_ids, job.params, prompt=job.text, options=job.options
+    )
     try:
         async with aclosing(stream):
             async for output in stream:

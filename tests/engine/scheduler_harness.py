@@ -19,6 +19,7 @@ from llmjax.engine.scheduler import Scheduler
 from llmjax.request import (
     FinishReason,
     Request,
+    RequestOptions,
     SamplingParams,
     Sequence,
     Status,
@@ -161,6 +162,7 @@ class Harness:
         costs: MoveCosts | None = None,
     ):
         self.config = config or SchedulerConfig()
+        self.now = 0.0
         layout = KVLayout(block_size, windows)
         chunk = max_model_len
         if self.config.enable_chunked_prefill:
@@ -179,7 +181,11 @@ class Harness:
             self.pool, layout, enable_prefix_caching=caching, host=self.host, chunk=chunk
         )
         self.scheduler = Scheduler(
-            self.config, self.buckets, self.cache, max_model_len=max_model_len
+            self.config,
+            self.buckets,
+            self.cache,
+            max_model_len=max_model_len,
+            clock=lambda: self.now,
         )
         slots = self.config.max_num_seqs
         self.device = HashDevice(num_blocks, layout, slots, max_model_len, sum(host_slots))
@@ -200,7 +206,7 @@ class Harness:
             self.buckets.mark_ready(bucket)
 
     def add(
-        self, prompt: list[int], *, id: str | None = None, priority: int = 0, **params
+        self, prompt: list[int], *, id: str | None = None, options: dict | None = None, **params
     ) -> list[Sequence]:
         """Adds the sequences of one request; raises what the scheduler raises for the first."""
         request = Request(
@@ -208,7 +214,8 @@ class Harness:
             prompt,
             SamplingParams(**params),
             eos_token_ids=frozenset({EOS}),
-            priority=priority,
+            options=RequestOptions(**(options or {})),
+            arrival_time=self.now,
         )
         added = []
         for index in range(request.params.n):
@@ -223,6 +230,14 @@ class Harness:
 
     def abort(self, request_id: str, index: int | None = None) -> list:
         deltas = self.scheduler.abort(request_id, index)
+        self._receive(deltas)
+        self.scheduler.check_balance()
+        return deltas
+
+    def wait(self, seconds: float) -> list:
+        """Time passes; what is late ends."""
+        self.now += seconds
+        deltas = self.scheduler.expire()
         self._receive(deltas)
         self.scheduler.check_balance()
         return deltas

@@ -1,7 +1,5 @@
 """The scheduler's rules, one example each; test_scheduler_properties has random loads."""
 
-import time
-
 import pytest
 
 from llmjax.cache.block_pool import BlockPool
@@ -10,7 +8,12 @@ from llmjax.cache.manager import KVCache
 from llmjax.config import CompileConfig, SchedulerConfig
 from llmjax.engine.buckets import Buckets
 from llmjax.engine.scheduler import Scheduler
-from llmjax.errors import InvalidRequestError, QueueFullError
+from llmjax.errors import (
+    InvalidRequestError,
+    QueueFullError,
+    QueueTimeoutError,
+    RequestTimeoutError,
+)
 from llmjax.request import FinishReason, Request, SamplingParams, Sequence, Status, TokenLogprobs
 
 from .scheduler_harness import EOS, VOCAB, Harness, alone
@@ -183,7 +186,7 @@ def test_a_full_queue_refuses_requests_but_not_further_choices():
     with pytest.raises(QueueFullError, match="2 requests wait") as error:
         h.add(prompt(2))
     assert error.value.retry_after == 1
-    h.sequences["0", 0].request.arrival_time = time.monotonic() - 7.5
+    h.wait(7.5)
     with pytest.raises(QueueFullError) as error:
         h.add(prompt(2))
     assert error.value.retry_after == 8
@@ -242,6 +245,58 @@ def test_an_id_may_be_used_again_once_it_is_done():
     h.abort("a")
     h.scheduler.add(Sequence(Request("a", prompt(2), SamplingParams()), 0, 0, prompt(2)))
     h.scheduler.check_balance()
+
+
+# Deadlines
+
+
+def test_what_has_not_ended_in_time_fails_and_gives_its_pages_back():
+    h = Harness(depth=2)
+    h.add(prompt(9), id="late", n=2, max_tokens=20, ignore_eos=True, options={"timeout": 3.0})
+    h.add(prompt(5), id="b", max_tokens=20, ignore_eos=True)
+    h.dispatch(), h.dispatch()
+    assert h.wait(2.9) == []
+    held = h.cache.num_used
+    deltas = h.wait(0.2)
+    assert [(d.request_id, d.index, d.finish_reason) for d in deltas] == [
+        ("late", 0, FinishReason.ABORT),
+        ("late", 1, FinishReason.ABORT),
+    ]
+    assert all(isinstance(d.error, RequestTimeoutError) for d in deltas)
+    assert "had not ended 3.1 s after its arrival, and its timeout is 3 s" in str(deltas[0].error)
+    assert h.cache.num_used == held, "steps in flight may still write there"
+    h.commit(), h.commit()
+    assert h.cache.num_used < held
+    h.drain()
+    h.check_outputs()
+
+
+def test_what_has_waited_too_long_is_refused_but_not_what_has_begun():
+    h = Harness(SchedulerConfig(max_num_seqs=1, queue_timeout=5.0))
+    h.add(prompt(5), id="a", max_tokens=40, ignore_eos=True)
+    h.add(prompt(5), id="b", max_tokens=2)
+    h.add(prompt(5), id="c", max_tokens=2, options={"queue_timeout": 2.0})
+    h.add(prompt(5), id="d", max_tokens=2, options={"queue_timeout": 9.0})
+    h.step()
+    (delta,) = h.wait(2.5)
+    assert (delta.request_id, delta.error.retry_after) == ("c", 3)
+    assert isinstance(delta.error, QueueTimeoutError)
+    assert "waited 2.5 s in the queue" in str(delta.error)
+    assert [d.request_id for d in h.wait(3.0)] == ["b", "d"], "the server's limit holds for all"
+    assert h.wait(100.0) == []
+    h.drain()
+    h.check_outputs()
+
+
+def test_what_was_preempted_has_begun():
+    h, _ = tight()
+    h.add(prompt(12), id="b", max_tokens=8, ignore_eos=True, options={"queue_timeout": 1.0})
+    while not h.scheduler.num_preemptions:
+        h.step()
+    assert h.scheduler.num_waiting == 1
+    assert h.wait(2.0) == []
+    h.drain()
+    h.check_outputs()
 
 
 # Stopping

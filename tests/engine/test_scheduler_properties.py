@@ -68,6 +68,7 @@ class Loads(RuleBasedStateMachine):
         prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=16),
         n=st.sampled_from([1, 1, 1, 2, 4]),
         priority=st.integers(0, 2),
+        timeouts=st.tuples(*[st.sampled_from([None, None, None, 1.0, 4.0])] * 2),
         max_tokens=st.one_of(st.none(), st.integers(1, 16)),
         min_tokens=st.integers(0, 4),
         stops=st.booleans(),
@@ -75,14 +76,28 @@ class Loads(RuleBasedStateMachine):
         logprobs=st.sampled_from([None, 0]),
     )
     def arrive(
-        self, data, prompt, n, priority, max_tokens, min_tokens, stops, ignore_eos, logprobs
+        self,
+        data,
+        prompt,
+        n,
+        priority,
+        timeouts,
+        max_tokens,
+        min_tokens,
+        stops,
+        ignore_eos,
+        logprobs,
     ):
         prompt = (self.beginning(data) + prompt)[:24]
         self.prompts.append(prompt)
         try:
             self.h.add(
                 prompt,
-                priority=priority,
+                options={
+                    "priority": priority,
+                    "timeout": timeouts[0],
+                    "queue_timeout": timeouts[1],
+                },
                 n=n,
                 max_tokens=max_tokens,
                 min_tokens=min(min_tokens, max_tokens or min_tokens),
@@ -114,6 +129,10 @@ class Loads(RuleBasedStateMachine):
     def abort(self, data):
         request_id, index = data.draw(st.sampled_from(sorted(self.h.sequences)))
         self.h.abort(request_id, data.draw(st.sampled_from([None, index])))
+
+    @rule(seconds=st.sampled_from([0.5, 1.0, 3.0]))
+    def wait(self, seconds):
+        self.h.wait(seconds)
 
     @rule(data=st.data())
     def compiled(self, data):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmjax.errors import InvalidRequestError
-from llmjax.request import SamplingParams
+from llmjax.request import RequestOptions, SamplingParams
 
 from .fields import Field, Parse, boolean, integer, is_integer, only, read, refuse
 from .sampling import (
@@ -16,6 +16,7 @@ from .sampling import (
     Limits,
     StreamOptions,
     check_stream,
+    request_options,
     sampling_params,
     token_ids,
 )
@@ -65,6 +66,7 @@ class CompletionRequest:
     model: str | None
     prompts: list[str | list[int]]
     params: SamplingParams
+    options: RequestOptions
     stream: bool
     stream_options: StreamOptions
     echo: bool
@@ -110,6 +112,7 @@ def parse_completion(body: dict[str, Any], limits: Limits) -> CompletionRequest:
         model=values["model"],
         prompts=prompts,
         params=params,
+        options=request_options(values),
         stream=values["stream"],
         stream_options=options,
         echo=echo,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmjax.errors import InvalidRequestError
-from llmjax.request import SamplingParams
+from llmjax.request import RequestOptions, SamplingParams
 
 from .fields import (
     Field,
@@ -88,7 +88,17 @@ SAMPLING: dict[str, Field] = {
 }
 """Fields of the same name and meaning in SamplingParams, which holds defaults and ranges."""
 
+OPTIONS: dict[str, Field] = {
+    "priority": Field(integer()),
+    "cache_salt": Field(text),
+    "user": Field(text),
+    "timeout": Field(number),
+    "queue_timeout": Field(number),
+}
+"""Fields of the same name and meaning in RequestOptions, which holds defaults and ranges."""
+
 COMMON: dict[str, Field] = {
+    **OPTIONS,
     "model": Field(text),
     "stream": Field(boolean, False),
     "stream_options": Field(stream_options),
@@ -97,7 +107,6 @@ COMMON: dict[str, Field] = {
 
 NO_OPS: dict[str, Parse] = {
     # OpenAI: hints and labels that need no answer.
-    "user": text,
     "metadata": mapping,
     "safety_identifier": text,
     "prompt_cache_key": text,
@@ -106,11 +115,9 @@ NO_OPS: dict[str, Parse] = {
     # vLLM: features that are off at these values.
     "allowed_token_ids": only(),
     "bad_words": only([]),
-    "cache_salt": only(),
     "kv_transfer_params": only(),
     "length_penalty": only(1.0),
     "logits_processors": only([]),
-    "priority": only(0),
     "response_format": only({"type": "text"}),
     "return_tokens_as_token_ids": only(False),
     "spaces_between_special_tokens": only(True),
@@ -163,6 +170,15 @@ def sampling_params(
         token_ids(values[field] or (), limits, field)
     given = {name: values[name] for name in SAMPLING if values[name] is not None}
     return SamplingParams(**{**limits.defaults, **given}, max_tokens=max_tokens, logprobs=logprobs)
+
+
+def request_options(values: Mapping[str, Any]) -> RequestOptions:
+    """RequestOptions of a request that was read by a table with OPTIONS in it.
+
+    Raises:
+        InvalidRequestError: a value is out of its range.
+    """
+    return RequestOptions(**{n: values[n] for n in OPTIONS if values[n] is not None})
 
 
 def token_ids(ids: Iterable[Any], limits: Limits, path: str) -> list[int]:
