@@ -9,7 +9,7 @@ from typing import Any
 from .checks import type_errors
 from .errors import ConfigError
 
-POLICIES = ("fcfs", "priority")
+POLICIES = ("fcfs", "priority", "lpm")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -127,7 +127,10 @@ class SchedulerConfig:
         queue_timeout: seconds that a request may wait for its turn before it is refused; by
             default there is no limit.
         scheduling_policy: "fcfs": first come, first served. "priority": by the requests'
-            priority, a lower number first, then by arrival; higher priority preempts.
+            priority, a lower number first, then by arrival; higher priority preempts. "lpm":
+            first the request of whose prompt the prefix cache has most (longest prefix match).
+        fair_users: users that wait share tokens alike, whoever of them has sent most requests;
+            within a priority under "priority".
     """
 
     max_num_seqs: int = 256
@@ -139,6 +142,7 @@ class SchedulerConfig:
     max_queue_len: int | None = 4096
     queue_timeout: float | None = None
     scheduling_policy: str = "fcfs"
+    fair_users: bool = False
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -232,6 +232,7 @@ class Sequence:
 
     Attributes:
         tokens: prompt, then output ids that have been committed.
+        arrival, turn: when it came and when it first began to run, counted from 1.
         num_pending: output tokens that steps in flight will add; known to the device only.
         num_computed: positions whose KV is in pages, or will be by the steps in flight.
         block_tables: of each group of layers, page ids in order of position; -1 where a page
@@ -246,6 +247,7 @@ class Sequence:
     seed: int
     tokens: list[int]
     arrival: int = 0
+    turn: int = 0
     status: Status = Status.WAITING
     num_pending: int = 0
     num_computed: int = 0

@@ -23,22 +23,20 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from heapq import merge
 
 from ..cache.balance import check_balance
-from ..cache.manager import KVCache, Match
+from ..cache.manager import KVCache
 from ..config import SchedulerConfig
 from ..errors import InvalidRequestError, LlmjaxError, QueueFullError
 from ..request import FinishReason, Sequence, SequenceDelta, Status, TokenLogprobs, longest
+from .admission import Admission
 from .buckets import Buckets, Piece
 from .deadlines import Deadlines, late, retry_after
 from .plan import Chunk, Plan
 from .stopping import stop_at
 from .waiting import WaitingQueue
-
-MOST_LOOKED_AT = 64
-"""Waiting sequences that a step considers."""
 
 
 class Scheduler:
@@ -80,7 +78,12 @@ class Scheduler:
         self.bucket_tokens = 0
         self.padded_tokens = 0
         self._running: dict[Sequence, None] = {}
-        self._waiting = WaitingQueue(by_priority=config.scheduling_policy == "priority")
+        self._waiting = WaitingQueue(
+            by_priority=config.scheduling_policy == "priority",
+            longest_first=config.scheduling_policy == "lpm",
+            fair=config.fair_users,
+        )
+        self._admission = Admission(config, cache, self._waiting)
         self._deadlines = Deadlines(config.queue_timeout)
         # Stopped running while in flight; the preempted among them wait as well.
         self._leaving: dict[Sequence, None] = {}
@@ -130,8 +133,8 @@ class Scheduler:
         self._check_whole(seq)
         limit = self.config.max_queue_len
         if not siblings and limit is not None and self._waiting.num_requests >= limit:
-            # What the head of the queue has waited is about what the way through it takes.
-            waited = self.clock() - self._waiting.first(1)[0].request.arrival_time
+            # What the oldest in the queue has waited is about what the way through it takes.
+            waited = self.clock() - self._waiting.oldest.request.arrival_time
             raise QueueFullError(
                 f"{limit} requests wait already (max_queue_len)",
                 retry_after=retry_after(waited),
@@ -143,7 +146,7 @@ class Scheduler:
         if not siblings:
             self._deadlines.add(request)
         self._requests.setdefault(request.id, siblings)[seq.index] = seq
-        self._waiting.add(seq)
+        self._waiting.join(seq)
 
     def _check_whole(self, seq: Sequence) -> None:
         most = self.buckets.max_tokens
@@ -199,6 +202,7 @@ class Scheduler:
         seq.status = Status.FINISHED
         seq.finish_reason, seq.stop_reason = reason, stop_reason
         del self._max_len[seq]
+        self._waiting.leave(seq)
         siblings = self._requests[seq.request.id]
         del siblings[seq.index]
         if not siblings:
@@ -265,7 +269,7 @@ class Scheduler:
         """Preempts what a waiting sequence of higher priority needs to run."""
         if self.config.scheduling_policy != "priority" or not len(self._waiting):
             return
-        head = self._waiting.first(1)[0]
+        head = next(self._waiting.in_order(lambda _: 0))
         priority = head.request.options.priority
         while any(s.request.options.priority > priority for s in self._running):
             seats = min(
@@ -334,7 +338,10 @@ class Scheduler:
         if is_decoding and config.enable_chunked_prefill:
             limit = min(limit, config.prefill_chunk_size)
         under_way = [(seq, seq.num_computed) for seq in prefilling]
-        in_order = merge(under_way, self._admissible(), key=lambda at: self._waiting.rank(at[0]))
+        seats = min(self.buckets.max_seqs - len(self._running), len(self._free_slots))
+        waiting = self._admission.candidates(self._running, seats)
+        # What never ran comes in the order of the policy, behind the rest of its priority.
+        in_order = merge(under_way, waiting, key=lambda at: self._waiting.rank(at[0])[:2])
         sequences: list[Sequence] = []
         pieces: list[Piece] = []
         wanted = 0
@@ -362,46 +369,20 @@ class Scheduler:
         # What is recomputed may have outgrown the largest step, which its prompt did not.
         return Piece(remaining, whole=not seq.output_len)
 
-    def _admissible(self) -> Iterator[tuple[Sequence, int]]:
-        """The waiting sequences that could start now, in order, and where they would."""
-        room = min(self.buckets.max_seqs - len(self._running), len(self._free_slots))
-        free = self.cache.num_available
-        watermark = self.config.watermark * self.cache.pool.num_blocks
-        rank = self._waiting.rank
-        # Kept for those who rank before the one that comes.
-        first = min(map(rank, self._running), default=None)
-        for seq in self._waiting.first(MOST_LOOKED_AT if room > 0 else 0):
-            if seq.in_flight:
-                return
-            match = self.cache.match(seq)
-            if self._waits(seq, match):
-                continue
-            free -= self.cache.needed(seq, match)
-            reserve = watermark if first is not None and first < rank(seq) else 0
-            if free < reserve or room == 0:
-                return
-            yield seq, match.num_tokens
-            room -= 1
-            first = first or rank(seq)
-
     def _admit(self, seq: Sequence, piece: Piece) -> bool:
-        """Lets a sequence run; False where those admitted before it took what it needs."""
-        match = self.cache.match(seq)
-        outgrown = piece.whole and self._piece(seq, match.num_tokens) != piece
-        if self._waits(seq, match) or outgrown or not self.cache.admit(seq, match):
+        """Lets a sequence run, where it still can."""
+
+        def fits(start: int) -> bool:
+            return not piece.whole or self._piece(seq, start) == piece
+
+        if not self._admission.admit(seq, fits):
             return False
-        self._waiting.remove(seq)
         seq.status = Status.RUNNING
         self._deadlines.begun(seq.request.id)
         seq.slot = self._free_slots.pop()
         self._running[seq] = None
         self._fresh.add(seq)
         return True
-
-    def _waits(self, seq: Sequence, match: Match) -> bool:
-        """Whether one that ranks before it is about to compute what it needs as well."""
-        rank = self._waiting.rank
-        return match.owner is not None and rank(match.owner) < rank(seq)
 
     def _pages(self, num_tokens: int) -> int:
         return self.cache.layout.num_blocks(num_tokens)
@@ -470,6 +451,7 @@ class Scheduler:
             if token is None:
                 raise RuntimeError(f"no token for {seq.request.id!r}, whose chunk samples one")
             seq.tokens.append(token)
+            self._waiting.charge(seq, 1)
             delta.token_ids.append(token)
             if logprob is not None:
                 delta.logprobs.append(logprob)

@@ -260,6 +260,9 @@ class Harness:
         if was_idle and self.config.enable_chunked_prefill and self.buckets.max_seqs:
             # By priority it may take another step to make way for one that waits.
             waits = self.config.scheduling_policy == "priority" and oldest not in running
+            # What never ran comes in an order that is not that of arrival.
+            ordered = self.config.scheduling_policy == "lpm" or self.config.fair_users
+            waits |= ordered and not oldest.turn
             assert oldest in rows or waits, "the oldest sequence does not go on"
         if oldest:
             assert oldest.num_preemptions == preemptions, "the oldest was preempted"
@@ -326,11 +329,15 @@ class Harness:
         starting = [s for s in scheduler._running if not s.in_flight and s not in chunked]
         starting = [s for s in starting if s.num_computed < len(s.tokens)]
         most = dict(self.buckets._ready.edges).get(plan.bucket.tokens, 0)
-        is_plain = config.scheduling_policy == "fcfs" and self.cache.layout.windows == (None,)
+        is_plain = (
+            config.scheduling_policy == "fcfs"
+            and not config.fair_users
+            and self.cache.layout.windows == (None,)
+        )
         if not is_plain:
             return  # what was to be had before the step cannot be told after it
         assert not starting or len(plan.chunks) == most, "padding beside a running prompt"
-        head = next(iter(scheduler._waiting.first(1)), None)
+        head = scheduler._waiting.oldest if scheduler._waiting else None
         if head and self.can_hit(head):
             return
         if head and not head.in_flight and len(plan.chunks) < most and not scheduler._num_promised:

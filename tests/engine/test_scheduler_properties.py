@@ -19,6 +19,7 @@ SMALL = CompileConfig(token_buckets=(6, 12, 32), seq_buckets=(2, 4), page_bucket
 def small_harness(depth, chunked, chunk, num_blocks, watermark, paddings, ready, **cache):
     config = SchedulerConfig(
         scheduling_policy=cache.pop("policy", "fcfs"),
+        fair_users=cache.pop("fair", False),
         max_num_seqs=4,
         max_num_batched_tokens=32,
         max_paddings=paddings,
@@ -46,7 +47,8 @@ class Loads(RuleBasedStateMachine):
         num_blocks=st.sampled_from([8, 12, 40]),
         watermark=st.sampled_from([0.0, 0.01, 0.2]),
         paddings=st.sampled_from([0.0, 0.1, 0.5]),
-        policy=st.sampled_from(["fcfs", "priority"]),
+        policy=st.sampled_from(["fcfs", "priority", "lpm"]),
+        fair=st.booleans(),
         windows=st.sampled_from([(None,), (None,), (None, 6), (9,), (None, 5, 13)]),
         caching=st.booleans(),
         host_slots=st.sampled_from([(0, 0), (3, 0), (40, 8)]),
@@ -68,6 +70,7 @@ class Loads(RuleBasedStateMachine):
         prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=16),
         n=st.sampled_from([1, 1, 1, 2, 4]),
         priority=st.integers(0, 2),
+        user=st.sampled_from([None, "a", "b", "c"]),
         timeouts=st.tuples(*[st.sampled_from([None, None, None, 1.0, 4.0])] * 2),
         max_tokens=st.one_of(st.none(), st.integers(1, 16)),
         min_tokens=st.integers(0, 4),
@@ -81,6 +84,7 @@ class Loads(RuleBasedStateMachine):
         prompt,
         n,
         priority,
+        user,
         timeouts,
         max_tokens,
         min_tokens,
@@ -95,6 +99,7 @@ class Loads(RuleBasedStateMachine):
                 prompt,
                 options={
                     "priority": priority,
+                    "user": user,
                     "timeout": timeouts[0],
                     "queue_timeout": timeouts[1],
                 },
