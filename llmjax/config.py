@@ -122,7 +122,9 @@ class SchedulerConfig:
         prefill_chunk_size: most prompt tokens of one sequence in a step, and of all
             sequences together while any other sequence decodes, so that a decode never
             waits longer than one chunk. Without chunking neither limit applies.
-        watermark: the share of pages that admission of a new request leaves free.
+        forecast_margin: a request is admitted where the pages that all will hold until they
+            end, by how long outputs have been, fit with so many standard deviations to spare;
+            "none" admits wherever there are pages for the prompt, and preempts later.
         max_queue_len: waiting requests beyond which new ones are refused; none is no limit.
         queue_timeout: seconds that a request may wait for its turn before it is refused; by
             default there is no limit.
@@ -138,7 +140,7 @@ class SchedulerConfig:
     max_paddings: float = 0.1
     enable_chunked_prefill: bool = True
     prefill_chunk_size: int = 512
-    watermark: float = 0.01
+    forecast_margin: float | None = 1.5
     max_queue_len: int | None = 4096
     queue_timeout: float | None = None
     scheduling_policy: str = "fcfs"
@@ -157,9 +159,15 @@ class SchedulerConfig:
             f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
             f"({self.max_num_seqs}): every running sequence needs a token a step",
         )
-        for name in ("max_paddings", "watermark"):
-            value = getattr(self, name)
-            _require(0 <= value < 1, f"{name} is {value}, allowed: 0 up to below 1")
+        _require(
+            0 <= self.max_paddings < 1,
+            f"max_paddings is {self.max_paddings}, allowed: 0 up to below 1",
+        )
+        margin = self.forecast_margin
+        _require(
+            margin is None or 0 <= margin <= 100,
+            f"forecast_margin is {margin}, allowed: 0 to 100, or none",
+        )
         _require(
             self.max_queue_len is None or self.max_queue_len >= 1,
             f"max_queue_len is {self.max_queue_len}, allowed: 1 or more",

@@ -83,7 +83,6 @@ class Scheduler:
             longest_first=config.scheduling_policy == "lpm",
             fair=config.fair_users,
         )
-        self._admission = Admission(config, cache, self._waiting)
         self._deadlines = Deadlines(config.queue_timeout)
         # Stopped running while in flight; the preempted among them wait as well.
         self._leaving: dict[Sequence, None] = {}
@@ -91,6 +90,7 @@ class Scheduler:
         self._fresh: set[Sequence] = set()
         self._requests: dict[str, dict[int, Sequence]] = {}
         self._max_len: dict[Sequence, int] = {}
+        self._admission = Admission(config, cache, self._waiting, self._max_len)
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._in_flight: deque[Plan] = deque()
         self._arrivals = 0
@@ -201,6 +201,7 @@ class Scheduler:
             self._waiting.remove(seq)
         seq.status = Status.FINISHED
         seq.finish_reason, seq.stop_reason = reason, stop_reason
+        self._admission.left(seq)
         del self._max_len[seq]
         self._waiting.leave(seq)
         siblings = self._requests[seq.request.id]
@@ -327,6 +328,7 @@ class Scheduler:
         seq.status = Status.WAITING
         seq.num_preemptions += 1
         self.num_preemptions += 1
+        self._admission.left(seq)
         self._waiting.add(seq)
         self._let_go(seq)
 
@@ -457,6 +459,8 @@ class Scheduler:
                 delta.logprobs.append(logprob)
             if stop := stop_at(seq, self._max_len[seq]):
                 self._finish(seq, *stop)
+            else:
+                self._admission.grown(seq)
             delta.finish_reason, delta.stop_reason = seq.finish_reason, seq.stop_reason
         return delta
 

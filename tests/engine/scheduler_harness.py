@@ -330,7 +330,8 @@ class Harness:
         starting = [s for s in starting if s.num_computed < len(s.tokens)]
         most = dict(self.buckets._ready.edges).get(plan.bucket.tokens, 0)
         is_plain = (
-            config.scheduling_policy == "fcfs"
+            config.forecast_margin is None
+            and config.scheduling_policy == "fcfs"
             and not config.fair_users
             and self.cache.layout.windows == (None,)
         )
@@ -342,8 +343,7 @@ class Harness:
             return
         if head and not head.in_flight and len(plan.chunks) < most and not scheduler._num_promised:
             needed = self.cache.needed(head, self.cache.match(head))
-            room = self.cache.num_available - needed
-            has_room = room >= config.watermark * self.pool.num_blocks
+            has_room = self.cache.num_available >= needed
             seats = min(config.max_num_seqs, self.buckets.max_seqs) - scheduler.num_running
             has_seat = seats > 0 and bool(scheduler._free_slots)
             assert not (has_room and has_seat), "padding beside a waiting prompt"

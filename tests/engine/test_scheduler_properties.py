@@ -16,7 +16,7 @@ from .scheduler_harness import STOP, VOCAB, Harness
 SMALL = CompileConfig(token_buckets=(6, 12, 32), seq_buckets=(2, 4), page_buckets=(3, 12))
 
 
-def small_harness(depth, chunked, chunk, num_blocks, watermark, paddings, ready, **cache):
+def small_harness(depth, chunked, chunk, num_blocks, margin, paddings, ready, **cache):
     config = SchedulerConfig(
         scheduling_policy=cache.pop("policy", "fcfs"),
         fair_users=cache.pop("fair", False),
@@ -25,7 +25,7 @@ def small_harness(depth, chunked, chunk, num_blocks, watermark, paddings, ready,
         max_paddings=paddings,
         enable_chunked_prefill=chunked,
         prefill_chunk_size=chunk,
-        watermark=watermark,
+        forecast_margin=margin,
     )
     return Harness(
         config,
@@ -45,7 +45,7 @@ class Loads(RuleBasedStateMachine):
         chunked=st.booleans(),
         chunk=st.sampled_from([1, 3, 8, 64]),
         num_blocks=st.sampled_from([8, 12, 40]),
-        watermark=st.sampled_from([0.0, 0.01, 0.2]),
+        margin=st.sampled_from([None, 0.0, 1.5]),
         paddings=st.sampled_from([0.0, 0.1, 0.5]),
         policy=st.sampled_from(["fcfs", "priority", "lpm"]),
         fair=st.booleans(),
@@ -54,9 +54,9 @@ class Loads(RuleBasedStateMachine):
         host_slots=st.sampled_from([(0, 0), (3, 0), (40, 8)]),
         costs=st.sampled_from([MoveCosts(), MoveCosts(1, 1, 1), MoveCosts(1, 100, 1)]),
     )
-    def start(self, depth, chunked, chunk, num_blocks, watermark, paddings, windows, **options):
+    def start(self, depth, chunked, chunk, num_blocks, margin, paddings, windows, **options):
         num_blocks *= len(windows)
-        args = (depth, chunked, chunk, num_blocks, watermark, paddings, False)
+        args = (depth, chunked, chunk, num_blocks, margin, paddings, False)
         self.h = small_harness(*args, windows=windows, **options)
         self.prompts = [[2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
 
@@ -164,7 +164,7 @@ TestLoads.settings = settings(
 @pytest.mark.parametrize("seed", range(3))
 def test_a_crowd_in_a_tiny_pool(depth, chunk, seed):
     rng = random.Random(seed)
-    h = small_harness(depth, True, chunk, 8, 0.01, 0.1, True)
+    h = small_harness(depth, True, chunk, 8, None, 0.1, True)
     for _ in range(60):
         prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))]
         h.add(prompt, max_tokens=rng.randint(1, 12), ignore_eos=rng.random() < 0.7)
@@ -176,7 +176,7 @@ def test_a_crowd_in_a_tiny_pool(depth, chunk, seed):
 
 
 def test_what_is_there_is_not_computed_again():
-    h = small_harness(2, True, 16, 40, 0.01, 0.1, True, caching=True)
+    h = small_harness(2, True, 16, 40, None, 0.1, True, caching=True)
     shared = list(range(2, 18))
     h.add([*shared, 1, 2, 3], max_tokens=1)
     h.drain()
@@ -191,7 +191,7 @@ def test_a_request_alone_among_others_chunked_or_preempted_says_the_same():
     prompt = list(range(1, 13))
     said = set()
     for num_blocks, chunk, others in [(64, 64, 0), (64, 64, 3), (64, 2, 3), (8, 8, 3)]:
-        h = small_harness(2, True, chunk, num_blocks, 0.01, 0.1, True)
+        h = small_harness(2, True, chunk, num_blocks, None, 0.1, True)
         for i in range(others):
             h.add([i + 2] * 5, max_tokens=10, ignore_eos=True)
         (seq,) = h.add(prompt, max_tokens=12, ignore_eos=True)
