@@ -119,9 +119,14 @@ class SchedulerConfig:
         max_paddings: the share of a step's token bucket that may be padding while prompt
             tokens wait that could fill it.
         enable_chunked_prefill: whether a prompt may be computed over several steps.
-        prefill_chunk_size: most prompt tokens of one sequence in a step, and of all
-            sequences together while any other sequence decodes, so that a decode never
-            waits longer than one chunk. Without chunking neither limit applies.
+        prefill_chunk_size: most prompt tokens of one sequence in a step. Without chunking
+            neither this limit nor the next two apply.
+        mixed_prefill_tokens: most prompt tokens of all sequences together in a step in which
+            others decode, as these wait for it; by default 128 on a CPU and elsewhere
+            `prefill_chunk_size`, which it never exceeds.
+        target_itl_ms: milliseconds between tokens: prompt tokens beside decodes are as many as
+            steps have time for by what they have been measured to take, at least 16 and at most
+            `mixed_prefill_tokens` where that is given. By default there is no target.
         forecast_margin: a request is admitted where the pages that all will hold until they
             end, by how long outputs have been, fit with so many standard deviations to spare;
             "none" admits wherever there are pages for the prompt, and preempts later.
@@ -140,6 +145,8 @@ class SchedulerConfig:
     max_paddings: float = 0.1
     enable_chunked_prefill: bool = True
     prefill_chunk_size: int = 512
+    mixed_prefill_tokens: int | None = None
+    target_itl_ms: float | None = None
     forecast_margin: float | None = 1.5
     max_queue_len: int | None = 4096
     queue_timeout: float | None = None
@@ -167,6 +174,14 @@ class SchedulerConfig:
         _require(
             margin is None or 0 <= margin <= 100,
             f"forecast_margin is {margin}, allowed: 0 to 100, or none",
+        )
+        mixed, target = self.mixed_prefill_tokens, self.target_itl_ms
+        _require(
+            mixed is None or mixed >= 1, f"mixed_prefill_tokens is {mixed}, allowed: 1 or more"
+        )
+        _require(
+            target is None or 0 < target <= 1e6,
+            f"target_itl_ms is {target}, allowed: above 0 up to 1e6",
         )
         _require(
             self.max_queue_len is None or self.max_queue_len >= 1,

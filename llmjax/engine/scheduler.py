@@ -34,6 +34,7 @@ from ..request import FinishReason, Sequence, SequenceDelta, Status, TokenLogpro
 from .admission import Admission
 from .buckets import Buckets, Piece
 from .deadlines import Deadlines, late, retry_after
+from .pace import Pace
 from .plan import Chunk, Plan
 from .stopping import stop_at
 from .waiting import WaitingQueue
@@ -47,6 +48,7 @@ class Scheduler:
         max_model_len: most tokens of a sequence, prompt and output; the pool holds as many,
             or a sequence alone could get stuck.
         clock: gives seconds, from where requests' arrival times come too.
+        pace: how many prompt tokens go beside decodes; by default as `config` says.
 
     Attributes:
         num_preemptions: times a sequence was preempted, so far.
@@ -62,6 +64,7 @@ class Scheduler:
         *,
         max_model_len: int,
         clock: Callable[[], float] = time.monotonic,
+        pace: Pace | None = None,
     ):
         pages = cache.layout.most_pages(max_model_len, cache.chunk)
         if cache.pool.num_blocks < pages:
@@ -74,6 +77,7 @@ class Scheduler:
         self.cache = cache
         self.max_model_len = max_model_len
         self.clock = clock
+        self.pace = pace or Pace(config)
         self.num_preemptions = 0
         self.bucket_tokens = 0
         self.padded_tokens = 0
@@ -338,7 +342,7 @@ class Scheduler:
         config = self.config
         limit = config.max_num_batched_tokens - num_decodes
         if is_decoding and config.enable_chunked_prefill:
-            limit = min(limit, config.prefill_chunk_size)
+            limit = min(limit, self.pace.limit(num_decodes))
         under_way = [(seq, seq.num_computed) for seq in prefilling]
         seats = min(self.buckets.max_seqs - len(self._running), len(self._free_slots))
         waiting = self._admission.candidates(self._running, seats)

@@ -163,6 +163,8 @@ class Harness:
     ):
         self.config = config or SchedulerConfig()
         self.now = 0.0
+        chunk = self.config.prefill_chunk_size
+        self.beside_decodes = min(chunk, self.config.mixed_prefill_tokens or chunk)
         layout = KVLayout(block_size, windows)
         chunk = max_model_len
         if self.config.enable_chunked_prefill:
@@ -297,7 +299,7 @@ class Harness:
         if config.enable_chunked_prefill:
             assert all(chunk.count <= config.prefill_chunk_size for chunk in prompts)
             if decodes:
-                assert sum(chunk.count for chunk in prompts) <= config.prefill_chunk_size
+                assert sum(chunk.count for chunk in prompts) <= self.beside_decodes
         for chunk in prompts:
             if not config.enable_chunked_prefill and not chunk.seq.output_len:
                 assert chunk.start + chunk.count == chunk.seq.prompt_len
@@ -317,7 +319,7 @@ class Harness:
         if plan.bucket.decode_only and not prompts:
             return
         used = sum(chunk.count for chunk in prompts)
-        limit = config.prefill_chunk_size if decodes else config.max_num_batched_tokens
+        limit = self.beside_decodes if decodes else config.max_num_batched_tokens
         if used == min(limit, config.max_num_batched_tokens - len(decodes)):
             return
         for chunk in prompts:

@@ -25,6 +25,7 @@ def small_harness(depth, chunked, chunk, num_blocks, margin, paddings, ready, **
         max_paddings=paddings,
         enable_chunked_prefill=chunked,
         prefill_chunk_size=chunk,
+        mixed_prefill_tokens=cache.pop("mixed", None),
         forecast_margin=margin,
     )
     return Harness(
@@ -49,6 +50,7 @@ class Loads(RuleBasedStateMachine):
         paddings=st.sampled_from([0.0, 0.1, 0.5]),
         policy=st.sampled_from(["fcfs", "priority", "lpm"]),
         fair=st.booleans(),
+        mixed=st.sampled_from([None, None, 2, 8]),
         windows=st.sampled_from([(None,), (None,), (None, 6), (9,), (None, 5, 13)]),
         caching=st.booleans(),
         host_slots=st.sampled_from([(0, 0), (3, 0), (40, 8)]),
