@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .beam_search import BeamSearchParams
-from .request import CompletionOutput, Logprob, RequestOutput, SamplingParams
+from .request import CompletionOutput, Logprob, RequestOptions, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from .llm import LLM
@@ -22,6 +22,7 @@ __all__ = [
     "BeamSearchParams",
     "CompletionOutput",
     "Logprob",
+    "RequestOptions",
     "RequestOutput",
     "SamplingParams",
 ]

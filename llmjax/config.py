@@ -10,7 +10,7 @@ from .checks import type_errors
 from .errors import ConfigError
 
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
-POLICIES = ("fcfs", "priority")
+POLICIES = ("fcfs", "priority", "lpm")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8", "int4")
 
@@ -147,13 +147,25 @@ class SchedulerConfig:
         max_paddings: the share of a step's token bucket that may be padding while prompt
             tokens wait that could fill it.
         enable_chunked_prefill: whether a prompt may be computed over several steps.
-        prefill_chunk_size: most prompt tokens of one sequence in a step, and of all
-            sequences together while any other sequence decodes, so that a decode never
-            waits longer than one chunk. Without chunking neither limit applies.
-        watermark: the share of pages that admission of a new request leaves free.
+        prefill_chunk_size: most prompt tokens of one sequence in a step. Without chunking
+            neither this limit nor the next two apply.
+        mixed_prefill_tokens: most prompt tokens of all sequences together in a step in which
+            others decode, as these wait for it; by default 128 on a CPU and elsewhere
+            `prefill_chunk_size`, which it never exceeds.
+        target_itl_ms: milliseconds between tokens: prompt tokens beside decodes are as many as
+            steps have time for by what they have been measured to take, at least 16 and at most
+            `mixed_prefill_tokens` where that is given. By default there is no target.
+        forecast_margin: a request is admitted where the pages that all will hold until they
+            end, by how long outputs have been, fit with so many standard deviations to spare;
+            "none" admits wherever there are pages for the prompt, and preempts later.
         max_queue_len: waiting requests beyond which new ones are refused; none is no limit.
+        queue_timeout: seconds that a request may wait for its turn before it is refused; by
+            default there is no limit.
         scheduling_policy: "fcfs": first come, first served. "priority": by the requests'
-            priority, a lower number first, then by arrival; higher priority preempts.
+            priority, a lower number first, then by arrival; higher priority preempts. "lpm":
+            first the request of whose prompt the prefix cache has most (longest prefix match).
+        fair_users: users that wait share tokens alike, whoever of them has sent most requests;
+            within a priority under "priority".
     """
 
     max_num_seqs: int = 256
@@ -161,9 +173,13 @@ class SchedulerConfig:
     max_paddings: float = 0.1
     enable_chunked_prefill: bool = True
     prefill_chunk_size: int = 512
-    watermark: float = 0.01
+    mixed_prefill_tokens: int | None = None
+    target_itl_ms: float | None = None
+    forecast_margin: float | None = 1.5
     max_queue_len: int | None = 4096
+    queue_timeout: float | None = None
     scheduling_policy: str = "fcfs"
+    fair_users: bool = False
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -178,12 +194,30 @@ class SchedulerConfig:
             f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
             f"({self.max_num_seqs}): every running sequence needs a token a step",
         )
-        for name in ("max_paddings", "watermark"):
-            value = getattr(self, name)
-            _require(0 <= value < 1, f"{name} is {value}, allowed: 0 up to below 1")
+        _require(
+            0 <= self.max_paddings < 1,
+            f"max_paddings is {self.max_paddings}, allowed: 0 up to below 1",
+        )
+        margin = self.forecast_margin
+        _require(
+            margin is None or 0 <= margin <= 100,
+            f"forecast_margin is {margin}, allowed: 0 to 100, or none",
+        )
+        mixed, target = self.mixed_prefill_tokens, self.target_itl_ms
+        _require(
+            mixed is None or mixed >= 1, f"mixed_prefill_tokens is {mixed}, allowed: 1 or more"
+        )
+        _require(
+            target is None or 0 < target <= 1e6,
+            f"target_itl_ms is {target}, allowed: above 0 up to 1e6",
+        )
         _require(
             self.max_queue_len is None or self.max_queue_len >= 1,
             f"max_queue_len is {self.max_queue_len}, allowed: 1 or more",
+        )
+        _require(
+            self.queue_timeout is None or self.queue_timeout > 0,
+            f"queue_timeout is {self.queue_timeout}, allowed: above 0, in seconds",
         )
 
 

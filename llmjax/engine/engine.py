@@ -30,6 +30,7 @@ from ..tokenizer import compile_template
 from .buckets import Buckets
 from .compile import enable_persistent_cache
 from .memory import count_pages, fit_context, most_chunk, page_bytes
+from .pace import Pace
 from .runner import InFlight, Runner
 from .scheduler import Plan, Scheduler
 
@@ -39,6 +40,8 @@ _TIMED_TOKENS = 64
 """Smaller steps say little of what a prompt's token takes."""
 _CPU_STEP_TOKENS = 512
 """Larger steps gain no speed on a CPU and make everyone wait."""
+_CPU_MIXED_TOKENS = 128
+"""A prompt token takes a CPU about half a millisecond, and a step of decodes 20."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,11 @@ class Engine:
             chunk=most_chunk(config.scheduler, self.max_model_len),
         )
         self.scheduler = Scheduler(
-            config.scheduler, self.buckets, self.cache, max_model_len=self.max_model_len
+            config.scheduler,
+            self.buckets,
+            self.cache,
+            max_model_len=self.max_model_len,
+            pace=Pace(config.scheduler, _CPU_MIXED_TOKENS if _on_cpu() else None),
         )
         self.runner = Runner(
             config,
@@ -125,7 +132,7 @@ class Engine:
         )
         if self.host is not None:
             self.host.costs.save, self.host.costs.load = self.runner.time_moves()
-        self._last_collected = 0.0
+        self._last_collected: float | None = None
         self._in_flight: deque[InFlight] = deque()
         self.num_steps = 0
         self.metrics = Metrics(config.model.name)
@@ -140,7 +147,7 @@ class Engine:
         """
         self._check(request)
         regime = self.model.config.regime(len(request.prompt_token_ids))
-        request.kv_key = (request.cache_salt, regime)
+        request.kv_key = (request.options.cache_salt, regime)
         seed = request.params.seed
         if seed is None:
             seed = self._default_seed.getrandbits(63)
@@ -149,18 +156,22 @@ class Engine:
             self.scheduler.add(Sequence(request, index, seed + index, tokens))
 
     def step(self) -> list[SequenceDelta]:
-        """Dispatches the next step if there is one, and commits the one before it."""
+        """Dispatches the next step if there is one, and commits the one before it.
+
+        Requests that are late are ended first.
+        """
+        expired = self.scheduler.expire()
         plan = self.scheduler.schedule()
         if plan is not None:
             self._in_flight.append(self.runner.dispatch(plan))
             self._observe(plan)
         if not self._in_flight or (plan is not None and len(self._in_flight) == 1):
-            return []
+            return expired
         step = self._in_flight.popleft()
         result = self.runner.collect(step)
         self.num_steps += 1
         self._time(step.plan)
-        return self.scheduler.commit(
+        return expired + self.scheduler.commit(
             step.plan, result.token_ids, result.logprobs, result.prompt_logprobs
         )
 
@@ -220,13 +231,19 @@ class Engine:
                 self.metrics.queue_time.observe(now - chunk.seq.request.arrival_time)
 
     def _time(self, plan: Plan) -> None:
-        """Learns from a finished step what it takes to compute a prompt's token."""
-        now = time.perf_counter()
-        seconds, self._last_collected = now - self._last_collected, now
-        if self.host is None or not self._in_flight or plan.num_tokens < _TIMED_TOKENS:
+        """Learns from a finished step what prompt tokens and decodes take."""
+        last, self._last_collected = self._last_collected, None
+        if not self._in_flight:
+            return  # what comes next will not have been waiting for this one
+        self._last_collected = time.perf_counter()
+        if last is None:
             return
-        costs = self.host.costs
-        costs.compute += 0.2 * (seconds / plan.num_tokens - costs.compute)
+        seconds, num_decodes = self._last_collected - last, plan.num_decodes
+        if num_decodes:
+            self.scheduler.pace.observe(plan.num_tokens - num_decodes, num_decodes, seconds)
+        if self.host is not None and plan.num_tokens >= _TIMED_TOKENS:
+            costs = self.host.costs
+            costs.compute += 0.2 * (seconds / plan.num_tokens - costs.compute)
 
     def _make_host(self) -> HostPool | None:
         cache = self.config.cache
@@ -238,7 +255,14 @@ class Engine:
         return HostPool(swap + offload, offload, MoveCosts(compute=1e-3))
 
     def _check(self, request: Request) -> None:
-        params = request.params
+        params, priority = request.params, request.options.priority
+        policy = self.config.scheduler.scheduling_policy
+        if priority and policy != "priority":
+            raise InvalidRequestError(
+                f"priority is {priority}, allowed: 0, as the scheduling policy is {policy!r} and "
+                "not 'priority'",
+                param="priority",
+            )
         vocab = self.model.config.vocab_size
         named = {
             "prompt": request.prompt_token_ids,
@@ -285,7 +309,7 @@ class Engine:
             self.config.compile,
             max_model_len=max_model_len,
             block_size=self.config.cache.block_size,
-            step_tokens=_CPU_STEP_TOKENS if jax.default_backend() == "cpu" else None,
+            step_tokens=_CPU_STEP_TOKENS if _on_cpu() else None,
         )
 
     def _size_memory(self) -> tuple[KVLayout, int, int]:
@@ -310,6 +334,10 @@ class Engine:
                 "max_model_len is lowered from %d to %d, what the KV pool holds", own, length
             )
         return layout, length, pages
+
+
+def _on_cpu() -> bool:
+    return jax.default_backend() == "cpu"
 
 
 def _template_text(template: str | None) -> str | None:

@@ -100,7 +100,8 @@ def make_job(answer_id: str, request: ChatRequest, tokenizer: Tokenizer, max_mod
     params = fit(
         request.params, len(token_ids), max_model_len, default_max_tokens=None, param="messages"
     )
-    return Job(answer_id, token_ids, params, beam=fit_beam(request.beam, params))
+    beam = fit_beam(request.beam, params)
+    return Job(answer_id, token_ids, params, request.options, beam=beam)
 
 
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:

@@ -147,7 +147,7 @@ def make_jobs(
         )
         text = prompt if isinstance(prompt, str) else None
         beam = fit_beam(request.beam, params)
-        jobs.append(Job(f"{answer_id}-{i}", token_ids, params, text, beam))
+        jobs.append(Job(f"{answer_id}-{i}", token_ids, params, request.options, text, beam))
     return jobs
 
 

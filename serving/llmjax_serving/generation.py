@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from llmjax.beam_search import BeamSearch, BeamSearchParams, completions, top_logprobs
 from llmjax.errors import InvalidRequestError, QueueFullError
 from llmjax.metrics import Metrics
-from llmjax.request import RequestOutput, SamplingParams
+from llmjax.request import RequestOptions, RequestOutput, SamplingParams
 
 from .errors import unavailable
 
@@ -31,6 +31,7 @@ class Job:
     request_id: str
     token_ids: list[int]
     params: SamplingParams
+    options: RequestOptions
     text: str | None = None
     beam: BeamSearchParams | None = None
 
@@ -85,7 +86,9 @@ Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 
 
 def generate(engine: AsyncEngine, job: Job) -> AsyncGenerator[RequestOutput, None]:
-    return engine.generate(job.request_id, job.token_ids, job.params, prompt=job.text)
+    return engine.generate(
+        job.request_id, job.token_ids, job.params, prompt=job.text, options=job.options
+    )
 
 
 async def search_beams(engine: AsyncEngine, job: Job) -> AsyncGenerator[RequestOutput, None]:
@@ -94,10 +97,13 @@ async def search_beams(engine: AsyncEngine, job: Job) -> AsyncGenerator[RequestO
     eos, longest = engine.tokenizer.eos_token_ids, engine.max_model_len
     search, cached = BeamSearch(job.token_ids, job.beam, eos, longest), None
     while prompts := search.prompts:
-        jobs = [Job(job.request_id, ids, job.beam.step) for ids in prompts]
-        async with asyncio.TaskGroup() as group:
-            steps = [group.create_task(whole(generate(engine, step))) for step in jobs]
-        outputs = [step.result() for step in steps]
+        jobs = [Job(job.request_id, ids, job.beam.step, job.options) for ids in prompts]
+        steps = [asyncio.ensure_future(whole(generate(engine, step))) for step in jobs]
+        try:
+            outputs = await asyncio.gather(*steps)
+        finally:
+            for step in steps:
+                step.cancel()
         cached = outputs[0].num_cached_tokens if cached is None else cached
         search.advance(map(top_logprobs, outputs))
     yield RequestOutput(

@@ -42,7 +42,7 @@ def roomy(tiny_model):
 @pytest.fixture(scope="module")
 def cramped(tiny_model):
     """Takes prompts in chunks of 16, from crowds that its pages do not hold."""
-    llm = LLM(str(tiny_model), prefill_chunk_size=16, **SIZES)
+    llm = LLM(str(tiny_model), prefill_chunk_size=16, forecast_margin=None, **SIZES)
     yield llm
     llm.close()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from llmjax.beam_search import BeamSearchParams
 from llmjax.errors import InvalidRequestError
-from llmjax.request import SamplingParams
+from llmjax.request import RequestOptions, SamplingParams
 
 from .fields import Field, Parse, boolean, integer, list_of, mapping, only, read, refuse, text
 from .sampling import (
@@ -19,6 +19,7 @@ from .sampling import (
     StreamOptions,
     beam_params,
     check_stream,
+    request_options,
     sampling_params,
 )
 
@@ -180,6 +181,7 @@ class ChatRequest:
     model: str | None
     prompt: ChatPrompt
     params: SamplingParams
+    options: RequestOptions
     stream: bool
     stream_options: StreamOptions
     return_token_ids: bool
@@ -233,6 +235,7 @@ def parse_chat(body: dict[str, Any], limits: Limits) -> ChatRequest:
         model=values["model"],
         prompt=chat_prompt(values),
         params=params,
+        options=request_options(values),
         stream=values["stream"],
         stream_options=options,
         return_token_ids=values["return_token_ids"],

@@ -7,7 +7,7 @@ from typing import Any
 
 from llmjax.beam_search import BeamSearchParams
 from llmjax.errors import InvalidRequestError
-from llmjax.request import SamplingParams
+from llmjax.request import RequestOptions, SamplingParams
 
 from .fields import Field, Parse, boolean, integer, is_integer, only, read, refuse
 from .sampling import (
@@ -18,6 +18,7 @@ from .sampling import (
     StreamOptions,
     beam_params,
     check_stream,
+    request_options,
     sampling_params,
     token_ids,
 )
@@ -67,6 +68,7 @@ class CompletionRequest:
     model: str | None
     prompts: list[str | list[int]]
     params: SamplingParams
+    options: RequestOptions
     stream: bool
     stream_options: StreamOptions
     echo: bool
@@ -113,6 +115,7 @@ def parse_completion(body: dict[str, Any], limits: Limits) -> CompletionRequest:
         model=values["model"],
         prompts=prompts,
         params=params,
+        options=request_options(values),
         stream=values["stream"],
         stream_options=options,
         echo=echo,

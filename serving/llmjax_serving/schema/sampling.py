@@ -8,7 +8,7 @@ from typing import Any
 
 from llmjax.beam_search import BeamSearchParams
 from llmjax.errors import InvalidRequestError
-from llmjax.request import SamplingParams
+from llmjax.request import RequestOptions, SamplingParams
 
 from .fields import (
     Field,
@@ -92,7 +92,17 @@ SAMPLING: dict[str, Field] = {
 BEAM_FIELDS = {"n", "temperature", "ignore_eos", "skip_special_tokens"}
 """Fields of SAMPLING that a beam search knows."""
 
+OPTIONS: dict[str, Field] = {
+    "priority": Field(integer()),
+    "cache_salt": Field(text),
+    "user": Field(text),
+    "timeout": Field(number),
+    "queue_timeout": Field(number),
+}
+"""Fields of the same name and meaning in RequestOptions, which holds defaults and ranges."""
+
 COMMON: dict[str, Field] = {
+    **OPTIONS,
     "model": Field(text),
     "stream": Field(boolean, False),
     "stream_options": Field(stream_options),
@@ -103,7 +113,6 @@ COMMON: dict[str, Field] = {
 
 NO_OPS: dict[str, Parse] = {
     # OpenAI: hints and labels that need no answer.
-    "user": text,
     "metadata": mapping,
     "safety_identifier": text,
     "prompt_cache_key": text,
@@ -112,10 +121,8 @@ NO_OPS: dict[str, Parse] = {
     # vLLM: features that are off at these values.
     "allowed_token_ids": only(),
     "bad_words": only([]),
-    "cache_salt": only(),
     "kv_transfer_params": only(),
     "logits_processors": only([]),
-    "priority": only(0),
     "response_format": only({"type": "text"}),
     "return_tokens_as_token_ids": only(False),
     "spaces_between_special_tokens": only(True),
@@ -195,6 +202,15 @@ def sampling_params(
         token_ids(values[field] or (), limits, field)
     given = {name: values[name] for name in SAMPLING if values[name] is not None}
     return SamplingParams(**{**limits.defaults, **given}, max_tokens=max_tokens, logprobs=logprobs)
+
+
+def request_options(values: Mapping[str, Any]) -> RequestOptions:
+    """RequestOptions of a request that was read by a table with OPTIONS in it.
+
+    Raises:
+        InvalidRequestError: a value is out of its range.
+    """
+    return RequestOptions(**{n: values[n] for n in OPTIONS if values[n] is not None})
 
 
 def token_ids(ids: Iterable[Any], limits: Limits, path: str) -> list[int]:
