@@ -271,12 +271,11 @@ class Scheduler:
         return plan
 
     def _make_way(self) -> None:
-        """Preempts what a waiting sequence of higher priority needs to run."""
-        if self.config.scheduling_policy != "priority" or not len(self._waiting):
+        """Preempts what a waiting sequence needs that ranks before those that run."""
+        if self.config.scheduling_policy == "lpm" or not len(self._waiting):
             return
         head = next(self._waiting.in_order(lambda _: 0))
-        priority = head.request.options.priority
-        while any(s.request.options.priority > priority for s in self._running):
+        while any(self._makes_way(s, head) for s in self._running):
             seats = min(
                 self.buckets.max_seqs - len(self._running),
                 len(self._free_slots) + sum(s.slot >= 0 for s in self._leaving),
@@ -285,6 +284,14 @@ class Scheduler:
             if seats > 0 and self.cache.needed(head, self.cache.match(head)) <= pages:
                 return
             self._preempt(self._victim(head))
+
+    def _makes_way(self, seq: Sequence, head: Sequence) -> bool:
+        priority, other = (s.request.options.priority for s in (head, seq))
+        if self.config.scheduling_policy == "priority" and other != priority:
+            return other > priority
+        # A newcomer that waited for others to compute its beginning was passed by.
+        passed_by = not head.num_preemptions and not self.config.fair_users
+        return passed_by and self._waiting.rank(head) < self._waiting.rank(seq)
 
     def _decode_chunks(self) -> tuple[list[Chunk], list[Sequence], bool]:
         """Decodes that have a page, prompts under way, and whether any sequence decodes."""

@@ -260,8 +260,10 @@ class Harness:
             excused = scheduler._num_promised or seq.status is Status.WAITING
             assert seq in rows or excused, "a decode was left out"
         if was_idle and self.config.enable_chunked_prefill and self.buckets.max_seqs:
-            # By priority it may take another step to make way for one that waits.
-            waits = self.config.scheduling_policy == "priority" and oldest not in running
+            # It may take another step to make way for one of higher priority, or one that was
+            # passed by as it waited for its beginning.
+            behind = self.config.scheduling_policy == "priority" or self.can_hit(oldest)
+            waits = behind and oldest not in running
             # What never ran comes in an order that is not that of arrival.
             ordered = self.config.scheduling_policy == "lpm" or self.config.fair_users
             waits |= ordered and not oldest.turn
