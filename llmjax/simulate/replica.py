@@ -37,6 +37,7 @@ class Setup:
     machine: Machine
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    compile: CompileConfig = field(default_factory=CompileConfig)
     max_model_len: int | None = None
 
     def size_memory(self) -> tuple[KVLayout, int, int]:
@@ -84,7 +85,7 @@ class Replica:
         )
         buckets = Buckets(
             scheduler,
-            CompileConfig(),
+            setup.compile,
             max_model_len=self.max_model_len,
             block_size=cache.block_size,
         )

@@ -6,8 +6,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from itertools import cycle
-
-import numpy as np
+from math import ceil
 
 from ..errors import ConfigError
 from .outcome import Outcome
@@ -71,7 +70,7 @@ def p99_ttft(outcome: Outcome) -> float:
     """Seconds; a request that found the queue full never gets its first token."""
     kept = [record for record in outcome.records if record.refused != "too long"]
     times = [float("inf") if record.refused else record.ttft for record in kept]
-    return float(np.percentile(times, 99, method="inverted_cdf")) if times else float("inf")
+    return sorted(times)[ceil(0.99 * len(times)) - 1] if times else float("inf")
 
 
 def capacity(

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import csv
 import json
+import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from ..errors import ConfigError
 
@@ -126,16 +125,17 @@ def poisson(
         input_len, output_len: means of the lengths.
         spread: lengths are uniform within this share of their means, both ways.
     """
-    rng = np.random.default_rng(seed)
-    times = np.cumsum(rng.exponential(1 / rate, count))
-    times -= times[0]
+    rng = random.Random(seed)
 
-    def lengths(mean: int) -> list[int]:
+    def length(mean: int) -> int:
         low, high = max(1, round(mean * (1 - spread))), max(1, round(mean * (1 + spread)))
-        return rng.integers(low, high, count, endpoint=True).tolist()
+        return rng.randint(low, high)
 
-    columns = zip(times.tolist(), lengths(input_len), lengths(output_len), strict=True)
-    return [Arrival(t, i, o, index) for index, (t, i, o) in enumerate(columns)]
+    time, arrivals = 0.0, []
+    for index in range(count):
+        arrivals.append(Arrival(time, length(input_len), length(output_len), index))
+        time += rng.expovariate(rate)
+    return arrivals
 
 
 def rate_of(arrivals: Sequence[Arrival]) -> float:

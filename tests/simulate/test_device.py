@@ -115,7 +115,7 @@ def test_pages_are_what_memory_holds_beside_weights_and_steps():
     # 0.9 of 80 GB less the weights, 4 float32 logits of each sequence and activations.
     steps = 4 * (4 * 256 * 128256 + 8192 * (4 * 4096 + 3 * 14336 + 4 * 4096))
     assert pages == (0.9 * 80e9 - 2 * shape.num_params - steps) // (16 * 131072)
-    with pytest.raises(ConfigError, match="141.1 GB of weights"):
+    with pytest.raises(ConfigError, match=r"141\.1 GB of weights"):
         Machine(SHAPES["llama-3-70b"], DEVICES["h100"]).count_pages(
             CacheConfig(), SchedulerConfig(), layout, max_model_len=8192
         )

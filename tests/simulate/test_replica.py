@@ -199,7 +199,7 @@ def test_capacity_is_the_least_number_that_keeps_the_limit(monkeypatch):
     assert kept == [n for n in tried if n >= least]
     assert least - 1 in tried
     monkeypatch.setattr(run, "MOST_REPLICAS", 8)
-    with pytest.raises(ConfigError, match="8 replicas come to .* no number of them"):
+    with pytest.raises(ConfigError, match=r"8 replicas come to .* no number of them"):
         capacity(setting, arrivals, p99_ttft_s=1e-4)
 
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from llmjax import __version__
-from llmjax.config import CacheConfig, SchedulerConfig
+from llmjax.config import CacheConfig, CompileConfig, SchedulerConfig
 from llmjax.errors import ConfigError
-from llmjax.simulate import plots
 from llmjax.simulate.baselines import BASELINES
 from llmjax.simulate.device import DEVICES, KV_DTYPES, WEIGHT_BITS, Machine
 from llmjax.simulate.replica import Setup
-from llmjax.simulate.report import Slo, report, table
 from llmjax.simulate.run import ROUTINGS, capacity, p99_ttft, simulate
 from llmjax.simulate.shapes import SHAPES, find_shape
 from llmjax.simulate.traces import Arrival, poisson, rate_of, read_trace, scaled
@@ -32,6 +30,7 @@ CACHE_FLAGS = {
     "swap_space",
     "kv_offloading_size",
 }
+COMPILE_FLAGS = {"token_buckets", "seq_buckets"}
 INPUT_LEN, OUTPUT_LEN, NUM_REQUESTS = 512, 128, 1000
 """Of a load at random, where the flags do not say."""
 
@@ -42,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_output(parser)
     add_flags(parser, CacheConfig, only=CACHE_FLAGS)
     add_flags(parser, SchedulerConfig)
+    add_flags(parser, CompileConfig, only=COMPILE_FLAGS)
 
 
 def _add_machine(parser: argparse.ArgumentParser) -> None:
@@ -158,7 +158,13 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
-    setup, arrivals, slo = make_setup(args), make_load(args), _slo(args)
+    from llmjax.simulate import plots
+    from llmjax.simulate.report import Slo, report, table
+
+    ttft, itl = (ms and ms / 1e3 for ms in (args.slo_ttft_ms, args.slo_itl_ms))
+    setup, arrivals, slo = make_setup(args), make_load(args), Slo(ttft, itl)
+    if args.plot is not None:
+        plots.pyplot()
     tried = {}
     if args.capacity:
         limit = args.p99_ttft_ms / 1e3
@@ -218,13 +224,14 @@ def _check(args: argparse.Namespace) -> None:
                 file.open("a").close()
             except OSError as error:
                 raise ConfigError(f"cannot write {flag} {file}: {error}") from error
-    if args.plot is not None:
-        plots.pyplot()
 
 
 def make_setup(args: argparse.Namespace) -> Setup:
     given = vars(args)
-    scheduler = {n: given[n] for n in SchedulerConfig.__dataclass_fields__ if n in given}
+
+    def of(cls: Any, names: Iterable[str]) -> Any:
+        return cls(**{name: given[name] for name in names if name in given})
+
     machine = Machine(
         find_shape(args.model),
         DEVICES[args.device],
@@ -235,8 +242,13 @@ def make_setup(args: argparse.Namespace) -> Setup:
         memory_efficiency=args.memory_efficiency,
         compute_efficiency=args.compute_efficiency,
     )
-    cache = CacheConfig(**{name: given[name] for name in CACHE_FLAGS if name in given})
-    return Setup(machine, cache, SchedulerConfig(**scheduler), args.max_model_len)
+    return Setup(
+        machine,
+        of(CacheConfig, CACHE_FLAGS),
+        of(SchedulerConfig, (field.name for field in fields(SchedulerConfig))),
+        of(CompileConfig, COMPILE_FLAGS),
+        args.max_model_len,
+    )
 
 
 def make_load(args: argparse.Namespace) -> list[Arrival]:
@@ -257,11 +269,6 @@ def make_load(args: argparse.Namespace) -> list[Arrival]:
     if args.request_rate is not None and count > 1:
         return scaled(arrivals, args.request_rate / rate_of(arrivals))
     return scaled(arrivals, args.rate_scale or 1.0)
-
-
-def _slo(args: argparse.Namespace) -> Slo:
-    ttft, itl = args.slo_ttft_ms, args.slo_itl_ms
-    return Slo(None if ttft is None else ttft / 1e3, None if itl is None else itl / 1e3)
 
 
 def _baselines(args: argparse.Namespace) -> Sequence[str]:
@@ -317,6 +324,7 @@ def _about(args: argparse.Namespace, setup: Setup, arrivals: Sequence[Arrival]) 
         "max_model_len": length,
         "cache": asdict(setup.cache),
         "scheduler": asdict(setup.scheduler),
+        "compile": {name: getattr(setup.compile, name) for name in sorted(COMPILE_FLAGS)},
         "load": {
             "trace": args.trace and args.trace.name,
             "requests": len(arrivals),
