@@ -203,7 +203,14 @@ class Replica:
         return "pages" if room < watermark else "tokens"
 
     def counts(self) -> dict[str, int]:
-        """Sums of what happened: see `report.py` for what they mean."""
+        """What happened so far.
+
+        Of sequences that came back after a preemption, `restored_tokens` were still there or
+        came from host memory, and `recomputed_tokens` were not. Pages are `saved` to host
+        memory and `loaded` from it; `evicted` ones made room. `prefix_queries` are tokens of
+        prompts admitted, `prefix_hits` those that the cache had; `padded_tokens` are those of
+        all `bucket_tokens` that nobody asked for.
+        """
         scheduler, stats, host = self.scheduler, self.cache.stats, self.host
         return {
             "steps": self._steps,
