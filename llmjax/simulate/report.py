@@ -44,14 +44,16 @@ def report(outcome: Outcome, slo: Slo) -> dict[str, Any]:
 
     `page_use` and `kv_use` are means over the time in which requests waited, from when the
     first had to wait for memory: of memory that is taken, and of memory that holds keys and
-    values. They are None where no request ever waited for memory; `waits_for` then says what
-    held requests up, as shares of all time.
+    values. `page_use_when_short` is that of the part of this time in which it was memory that
+    the next request lacked. They are None where no request ever waited for memory; `waits_for`
+    says what held requests up, as shares of all time.
     """
     done = [record for record in outcome.records if record.refused is None]
     tokens = sum(record.tokens for record in done)
     prompts = sum(record.arrival.input_len for record in done)
     seconds = max((record.last for record in done), default=0.0)
     counts = outcome.counts
+    has_slo = slo != Slo()
     good = sum(map(slo.is_kept, done))
     refused = Counter(record.refused for record in outcome.records if record.refused)
     return {
@@ -60,8 +62,8 @@ def report(outcome: Outcome, slo: Slo) -> dict[str, Any]:
         "refused": dict(refused),
         "seconds": seconds,
         "requests_per_second": _ratio(len(done), seconds),
-        "goodput_requests_per_second": _ratio(good, seconds),
-        "slo_kept": _ratio(good, len(outcome.records)),
+        "goodput_requests_per_second": _ratio(good, seconds) if has_slo else None,
+        "slo_kept": _ratio(good, len(outcome.records)) if has_slo else None,
         "prompt_tokens_per_second": _ratio(prompts, seconds),
         "output_tokens_per_second": _ratio(tokens, seconds),
         **_use(outcome.timelines),
@@ -93,7 +95,7 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float] | None:
 
 def _use(timelines: Sequence[Timeline]) -> dict[str, Any]:
     """Time-weighted means over all replicas."""
-    taken = stored = running = waited = total = 0.0
+    taken = stored = running = waited = total = short = taken_when_short = 0.0
     limits = np.zeros(len(LIMITS))
     for line in timelines:
         if not len(line.start):
@@ -106,13 +108,16 @@ def _use(timelines: Sequence[Timeline]) -> dict[str, Any]:
             continue
         full = np.asarray(line.waiting) > 0
         full[: for_memory.argmax()] = False
-        weights = seconds[full]
+        weights, used = seconds[full], np.asarray(line.used)
         waited += weights.sum()
-        taken += weights @ np.asarray(line.used)[full]
+        taken += weights @ used[full]
+        short += seconds[for_memory].sum()
+        taken_when_short += seconds[for_memory] @ used[for_memory]
         stored += weights @ np.asarray(line.stored)[full] / line.capacity
         running += weights @ np.asarray(line.running)[full]
     return {
         "page_use": _ratio(taken, waited),
+        "page_use_when_short": _ratio(taken_when_short, short),
         "kv_use": _ratio(stored, waited),
         "running_at_saturation": _ratio(running, waited),
         "waits_for": {name: _ratio(s, total) for name, s in zip(LIMITS, limits, strict=True)},
@@ -139,7 +144,8 @@ def table(reports: Sequence[dict[str, Any]]) -> str:
     add("output tokens a second", ",.0f", "output_tokens_per_second")
     add("prompt tokens a second", ",.0f", "prompt_tokens_per_second")
     add("memory taken at saturation", ".1%", "page_use")
-    add("  of it all with KV in it", ".1%", "kv_use")
+    add("  while memory is short", ".1%", "page_use_when_short")
+    add("  of all, with KV in it", ".1%", "kv_use")
     add("running at saturation", ",.1f", "running_at_saturation")
     for name in LIMITS[1:]:
         add(f"time waited for {name}", ".1%", "waits_for", name)
