@@ -53,6 +53,14 @@ class HostPool:
         self._free = list(range(num_slots - 1, -1, -1))
         self._entries: OrderedDict[Entry, None] = OrderedDict()
 
+    @classmethod
+    def sized(
+        cls, swap_space: float, kv_offloading_size: float, page_bytes: int, costs: MoveCosts
+    ) -> HostPool | None:
+        """A pool of so many GiB; None where not a page fits."""
+        swap, offload = (int(gib * 2**30 / page_bytes) for gib in (swap_space, kv_offloading_size))
+        return cls(swap + offload, offload, costs) if swap + offload else None
+
     @property
     def num_used(self) -> int:
         return self.num_slots - len(self._free)

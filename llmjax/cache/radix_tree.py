@@ -59,7 +59,7 @@ class Node:
         self.parent = parent
         self.tokens = tokens
         self.owner = owner
-        self.entries = tuple(Entry(self) for _ in range(num_groups))
+        self.entries = tuple([Entry(self) for _ in range(num_groups)])
         self.holders = 0
         self.waiters = 0
         # By first token, then by all: a branch within a page is looked for by the first.

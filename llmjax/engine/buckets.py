@@ -20,8 +20,9 @@ from typing import NamedTuple
 from ..config import CompileConfig, SchedulerConfig
 from ..errors import ConfigError
 
-MIXED_SEQS = (8, 64)
-"""Default S of mixed programs, below `max_num_seqs`."""
+MIXED_SEQS = (8, 64, 256)
+"""Default S of mixed programs, below `max_num_seqs`; S stays below T, so a crowd in a small T
+needs one between."""
 SMALLEST_MIXED, MIXED_RATIO = 32, 4
 """Default T of mixed programs: 32, 128, 512, ..."""
 FIRST_MIXED = 128

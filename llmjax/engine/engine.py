@@ -29,7 +29,8 @@ from ..request import Request, Sequence, SequenceDelta
 from ..tokenizer import compile_template
 from .buckets import Buckets
 from .compile import enable_persistent_cache
-from .memory import count_pages, fit_context, most_chunk, page_bytes
+from .context import fit_context, most_chunk
+from .memory import count_pages, page_bytes
 from .pace import Pace
 from .runner import InFlight, Runner
 from .scheduler import Plan, Scheduler
@@ -248,11 +249,8 @@ class Engine:
     def _make_host(self) -> HostPool | None:
         cache = self.config.cache
         size = page_bytes(self.model.config, self.layout, self.kv_format)
-        swap = int(cache.swap_space * 2**30 / size)
-        offload = int(cache.kv_offloading_size * 2**30 / size)
-        if not swap + offload:
-            return None
-        return HostPool(swap + offload, offload, MoveCosts(compute=1e-3))
+        costs = MoveCosts(compute=1e-3)
+        return HostPool.sized(cache.swap_space, cache.kv_offloading_size, size, costs)
 
     def _check(self, request: Request) -> None:
         params, priority = request.params, request.options.priority

@@ -22,9 +22,8 @@ def stop_at(seq: Sequence, max_len: int) -> Stop | None:
     """
     request, token = seq.request, seq.tokens[-1]
     params = request.params
-    if seq.output_len > params.min_tokens:
-        if token in request.eos_token_ids and not params.ignore_eos:
-            return Stop(FinishReason.STOP)
-        if token in (params.stop_token_ids or ()):
-            return Stop(FinishReason.STOP, token)
+    # Hardly any token stops: what is looked up for each of them comes first.
+    is_eos = token in request.eos_token_ids and not params.ignore_eos
+    if (is_eos or token in (params.stop_token_ids or ())) and seq.output_len > params.min_tokens:
+        return Stop(FinishReason.STOP, None if is_eos else token)
     return Stop(FinishReason.LENGTH) if len(seq.tokens) >= max_len else None

@@ -11,7 +11,7 @@ from typing import NoReturn
 from llmjax import __version__
 from llmjax.errors import LlmjaxError
 
-from . import bench, chat, collect_env, convert, generate, pull, serve
+from . import bench, chat, collect_env, convert, generate, pull, serve, simulate
 
 COMMANDS = {
     "serve": serve,
@@ -20,6 +20,7 @@ COMMANDS = {
     "pull": pull,
     "convert": convert,
     "bench": bench,
+    "simulate": simulate,
     "collect-env": collect_env,
 }
 

@@ -1,0 +1,256 @@
+"""How long a step takes on a device that is not there: a roofline and a fixed cost.
+
+seconds = max(bytes / bandwidth, operations / peak) + all-reduces + overhead
+
+Bytes are the weights, read once a step, and the keys and values that each sequence reads;
+operations those of the matrices on all rows of the step's bucket, padding included as the step
+programs compute it, of the logits, and of attention. Bandwidth and peak are a share of what the
+data sheet says (`memory_efficiency`, `compute_efficiency`). Weights of less than 16 bits are
+bytes only: products stay those of bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..cache.layout import KVLayout
+from ..cache.page_store import Copy, Transfer
+from ..config import CacheConfig, SchedulerConfig
+from ..engine.context import step_bytes
+from ..engine.plan import Plan
+from ..errors import ConfigError
+from .shapes import ModelShape
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one device.
+
+    Attributes:
+        memory: bytes.
+        bandwidth: of its memory, bytes a second.
+        peak: operations a second on dense bfloat16 matrices, two a multiply and add.
+        link: bytes a second to its peers, one way.
+        host_link: bytes a second to the host's memory, one way.
+        source: where they stand.
+    """
+
+    memory: float
+    bandwidth: float
+    peak: float
+    link: float
+    host_link: float
+    source: str
+
+
+DEVICES = {
+    "h100": Figures(
+        80e9, 3.35e12, 989.4e12, 450e9, 64e9, "NVIDIA H100 data sheet, SXM5; PCIe 5 x16"
+    ),
+    "h200": Figures(
+        141e9, 4.8e12, 989.4e12, 450e9, 64e9, "NVIDIA H200 data sheet, SXM; PCIe 5 x16"
+    ),
+    "a100-80gb": Figures(
+        80e9, 2.039e12, 312e12, 300e9, 32e9, "NVIDIA A100 data sheet, 80GB SXM4; PCIe 4 x16"
+    ),
+    "l4": Figures(24e9, 300e9, 121e12, 32e9, 32e9, "NVIDIA L4 data sheet; peers over PCIe 4 x16"),
+    "b200": Figures(
+        180e9, 8e12, 2.25e15, 900e9, 64e9, "NVIDIA DGX B200 data sheet, an eighth; PCIe 5 x16"
+    ),
+    "cpu": Figures(
+        16e9, 52.3e9, 1.766e12, 52.3e9, 52.3e9, "two cores of an EPYC, docs/benchmarks/cpu.md: int8"
+    ),
+}
+"""Peaks are those of dense matrices: data sheets that count sparsity say twice as much."""
+
+WEIGHT_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "fp8": 8, "int4": 4}
+SCALE_BYTES = 4
+"""Of each 8-bit row of a page: one position's key, or value, of one head."""
+KV_DTYPES = ("float32", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
+DEFAULT_SHARE = 0.9
+"""Of memory, where `gpu_memory_utilization` does not say: an engine's on an accelerator."""
+REDUCE_LATENCY = 10e-6
+"""Seconds that an all-reduce takes beside its bytes; an estimate."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one step computes.
+
+    Attributes:
+        rows: of every matrix product, padding counted.
+        sampled: rows of logits.
+        seen: of each chunk and layer the tokens whose keys and values are read, summed.
+        pairs: of each position and layer the tokens that it attends to, summed.
+    """
+
+    rows: int
+    sampled: int
+    seen: int
+    pairs: int
+
+    @classmethod
+    def of(
+        cls,
+        chunks: Iterable[tuple[int, int]],
+        windows: Mapping[int | None, int],
+        *,
+        rows: int,
+        sampled: int,
+    ) -> Work:
+        """Of chunks, each its start and count.
+
+        Args:
+            windows: layers, by window.
+        """
+        seen = pairs = 0
+        for window, layers in windows.items():
+            for start, count in chunks:
+                end = start + count
+                if window is None or end <= window:
+                    seen += layers * end
+                    pairs += layers * (count * start + count * (count + 1) // 2)
+                else:
+                    seen += layers * min(end, window + count - 1)
+                    short = max(0, min(count, window - start))  # positions that see all before
+                    whole = short * start + short * (short + 1) // 2
+                    pairs += layers * (whole + (count - short) * window)
+        return cls(rows, sampled, seen, pairs)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A model on one device, or on several by tensor parallelism: one replica.
+
+    Attributes:
+        weight_dtype: a key of `WEIGHT_BITS`.
+        kv_dtype: one of `KV_DTYPES`; 8-bit ones keep a scale for each token and head.
+        tensor_parallel: devices that share every layer.
+        overhead: seconds of a step beside the roofline: launches, and what the host adds.
+    """
+
+    shape: ModelShape
+    figures: Figures
+    weight_dtype: str = "bfloat16"
+    kv_dtype: str = "bfloat16"
+    tensor_parallel: int = 1
+    overhead: float = 1e-3
+    memory_efficiency: float = 0.8
+    compute_efficiency: float = 0.6
+
+    def __post_init__(self) -> None:
+        heads, size = self.shape.num_heads, self.tensor_parallel
+        if size < 1 or heads % size:
+            raise ConfigError(
+                f"tensor_parallel_size is {size}, allowed: divisors of the {heads} heads"
+            )
+        if self.overhead < 0:
+            raise ConfigError(f"step_overhead_ms is {1e3 * self.overhead}, allowed: 0 or more")
+        for name in ("memory_efficiency", "compute_efficiency"):
+            value = getattr(self, name)
+            if not 0 < value <= 1:
+                raise ConfigError(f"{name} is {value}, allowed: above 0 up to 1")
+        for name, allowed in (("weight_dtype", tuple(WEIGHT_BITS)), ("kv_dtype", KV_DTYPES)):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}, allowed: {', '.join(allowed)}"
+                )
+
+    @cached_property
+    def windows(self) -> Counter[int | None]:
+        """Layers, by window."""
+        return Counter(self.shape.windows)
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.shape.num_params * WEIGHT_BITS[self.weight_dtype] // 8
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of one token in one layer, on all devices; heads that do not divide are copied."""
+        heads = max(self.shape.num_kv_heads, self.tensor_parallel)
+        width = self.shape.head_dim
+        row = {"float32": 4 * width, "bfloat16": 2 * width}.get(self.kv_dtype, width + SCALE_BYTES)
+        return 2 * heads * row
+
+    def page_bytes(self, layout: KVLayout) -> int:
+        return layout.layers_per_page * layout.block_size * self.kv_bytes
+
+    def count_pages(
+        self,
+        cache: CacheConfig,
+        scheduler: SchedulerConfig,
+        layout: KVLayout,
+        *,
+        max_model_len: int,
+    ) -> int:
+        """Pages that the memory holds beside weights and the largest step's temporaries.
+
+        Raises:
+            ConfigError: none; carries the numbers.
+        """
+        if cache.num_gpu_blocks_override is not None:
+            return cache.num_gpu_blocks_override
+        share = cache.gpu_memory_utilization or DEFAULT_SHARE
+        total = self.tensor_parallel * self.figures.memory
+        steps = self.tensor_parallel * step_bytes(scheduler, self.shape, max_model_len)
+        left = total * share - self.weight_bytes - steps
+        pages = int(left // self.page_bytes(layout))
+        if pages < 1:
+            raise ConfigError(
+                f"no memory is left for KV pages: {share} of {total / 1e9:.0f} GB, less "
+                f"{self.weight_bytes / 1e9:.1f} GB of weights and {steps / 1e9:.1f} GB that steps "
+                "take; raise tensor_parallel_size or gpu_memory_utilization, or lower "
+                "max_num_batched_tokens or max_num_seqs"
+            )
+        return pages
+
+    def seconds(self, work: Work) -> float:
+        """Of one step, without what it moves."""
+        shape, size = self.shape, self.tensor_parallel
+        # A row of an embedding that is not the head's matrix as well is all that is read of it.
+        weights = (shape.matrix_params + shape.head_params) * WEIGHT_BITS[self.weight_dtype] / 8
+        read = weights + work.seen * self.kv_bytes
+        operations = 2 * (shape.matrix_params * work.rows + shape.head_params * work.sampled)
+        operations += 4 * shape.num_heads * shape.head_dim * work.pairs
+        bandwidth = size * self.memory_efficiency * self.figures.bandwidth
+        peak = size * self.compute_efficiency * self.figures.peak
+        return max(read / bandwidth, operations / peak) + self._reduce(work.rows) + self.overhead
+
+    def _reduce(self, rows: int) -> float:
+        """Two all-reduces a layer of activations in 16 bits, in a ring."""
+        size = self.tensor_parallel
+        if size == 1:
+            return 0.0
+        moved = 2 * (size - 1) / size * rows * self.shape.hidden_size * 2
+        return 2 * self.shape.num_layers * (REDUCE_LATENCY + moved / self.figures.link)
+
+    def move_seconds(self, transfers: Iterable[Transfer], page_bytes: int) -> float:
+        """Of page copies: within memory, each read and written, or over the host's link."""
+        copies = Counter(type(transfer) is Copy for transfer in transfers)
+        bandwidth = self.tensor_parallel * self.memory_efficiency * self.figures.bandwidth
+        return 2 * copies[True] * page_bytes / bandwidth + copies[False] * self.host_seconds(
+            page_bytes
+        )
+
+    def host_seconds(self, page_bytes: int) -> float:
+        """Of one page to the host or back; each device moves its own part."""
+        return page_bytes / (self.tensor_parallel * self.memory_efficiency * self.figures.host_link)
+
+    def token_seconds(self) -> float:
+        """Of one prompt token among many."""
+        peak = self.tensor_parallel * self.compute_efficiency * self.figures.peak
+        return 2 * self.shape.matrix_params / peak
+
+    def step_seconds(self, plan: Plan, page_bytes: int) -> float:
+        """Of a planned step with what it moves first."""
+        work = Work.of(
+            [(chunk.start, chunk.count) for chunk in plan.chunks],
+            self.windows,
+            rows=plan.bucket.tokens,
+            sampled=plan.bucket.seqs,
+        )
+        return self.seconds(work) + self.move_seconds(plan.transfers, page_bytes)

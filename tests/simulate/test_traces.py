@@ -1,0 +1,102 @@
+"""Trace files and random loads."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from llmjax.errors import ConfigError
+from llmjax.simulate.traces import HASH_TOKENS, Arrival, poisson, rate_of, read_trace, scaled
+
+HERE = Path(__file__).parent
+
+
+def shared(a: list[int], b: list[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
+
+
+def test_azure_rows_are_read_as_they_stand():
+    arrivals = read_trace(HERE / "azure.csv")
+    assert len(arrivals) == 40
+    assert (arrivals[0].time, arrivals[0].input_len, arrivals[0].output_len) == (0.0, 374, 44)
+    # 18:15:50.9951690 less 18:15:46.6805900
+    assert arrivals[1].time == pytest.approx(4.314579, abs=1e-6)
+    assert (arrivals[1].input_len, arrivals[1].output_len) == (396, 109)
+    assert [a.index for a in arrivals] == list(range(40))
+
+
+def test_azure_prompts_have_nothing_in_common_but_their_first_token():
+    prompts = [a.prompt() for a in read_trace(HERE / "azure.csv")]
+    assert [len(p) for p in prompts] == [a.input_len for a in read_trace(HERE / "azure.csv")]
+    assert {shared(a, b) for a, b in combinations(prompts, 2)} == {1}
+
+
+def test_mooncake_prompts_share_the_blocks_of_equal_hash_ids():
+    arrivals = read_trace(HERE / "mooncake.jsonl")
+    rows = [json.loads(line) for line in (HERE / "mooncake.jsonl").read_text().splitlines()]
+    assert [a.time for a in arrivals] == [
+        (r["timestamp"] - rows[0]["timestamp"]) / 1e3 for r in rows
+    ]
+    blocks = set()
+    for (a, one), (b, other) in combinations(zip(arrivals, rows, strict=True), 2):
+        same = shared(one["hash_ids"], other["hash_ids"])
+        least = min(a.input_len, b.input_len)
+        assert shared(a.prompt(), b.prompt()) == min(same * HASH_TOKENS, least)
+        blocks.add(same)
+    assert max(blocks) >= 3
+    assert all(len(a.prompt()) == a.input_len for a in arrivals)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 512, 514, 515, 5000])
+def test_a_prompt_has_its_length(length):
+    assert len(Arrival(0.0, length, 1, index=7).prompt()) == length
+
+
+def test_rates_are_scaled():
+    arrivals = read_trace(HERE / "azure.csv")
+    faster = scaled(arrivals, 3.0)
+    assert rate_of(faster) == pytest.approx(3 * rate_of(arrivals))
+    assert [(a.input_len, a.output_len) for a in faster] == [
+        (a.input_len, a.output_len) for a in arrivals
+    ]
+
+
+def test_random_loads_have_the_means_they_were_asked_for():
+    arrivals = poisson(4000, 20.0, 300, 40, spread=0.5, seed=3)
+    assert rate_of(arrivals) == pytest.approx(20, rel=0.05)
+    assert sum(a.input_len for a in arrivals) / 4000 == pytest.approx(300, rel=0.02)
+    assert {a.output_len for a in arrivals} == set(range(20, 61))
+    assert arrivals == poisson(4000, 20.0, 300, 40, spread=0.5, seed=3)
+    assert arrivals != poisson(4000, 20.0, 300, 40, spread=0.5, seed=4)
+    assert {a.input_len for a in poisson(9, 1.0, 300, 40, spread=0.0, seed=0)} == {300}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is not a trace"),
+        ("a,b,c\n1,2,3\n", "is not a trace"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "has no requests"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,3,x\n", "line 2"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,0,1\n", "line 2"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,3,1\n", "line 2"),
+        ('{"timestamp": 0, "input_length": 3}\n', "line 1"),
+        (
+            '{"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [0]}\n',
+            "do not cover 513",
+        ),
+    ],
+)
+def test_what_is_no_trace_is_refused(tmp_path, text, said):
+    file = tmp_path / "trace"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        read_trace(file)
+
+
+def test_a_missing_trace_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_trace(tmp_path / "nowhere.csv")
