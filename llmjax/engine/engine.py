@@ -27,11 +27,12 @@ from ..models import DecoderConfig
 from ..parallel.mesh import make_mesh
 from ..request import Request, Sequence, SequenceDelta
 from ..tokenizer import compile_template
-from .buckets import Buckets
+from .buckets import Bucket, Buckets
 from .compile import enable_persistent_cache
 from .memory import count_pages, fit_context, most_chunk, page_bytes
 from .runner import InFlight, Runner
 from .scheduler import Plan, Scheduler
+from .trace import make_trace
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,8 @@ class Engine:
     def __init__(self, config: EngineConfig):
         enable_persistent_cache(config.compile.compilation_cache_dir)
         self.config = config
+        self.trace = make_trace(config.trace, f"llmjax {config.model.name}")
+        self.metrics = Metrics(config.model.name)
         template = _template_text(config.model.chat_template)
         self.model: LoadedModel = load_model(
             resolve_model(config.model.model),
@@ -110,6 +113,7 @@ class Engine:
             host=self.host,
             chunk=most_chunk(config.scheduler, self.max_model_len),
         )
+        self.cache.store.on_decision = self.trace.on_decision
         self.scheduler = Scheduler(
             config.scheduler, self.buckets, self.cache, max_model_len=self.max_model_len
         )
@@ -122,13 +126,13 @@ class Engine:
             max_model_len=self.max_model_len,
             num_pages=self.num_pages,
             num_slots=self.host.num_slots if self.host is not None else 0,
+            on_compiled=self._on_compiled,
         )
         if self.host is not None:
             self.host.costs.save, self.host.costs.load = self.runner.time_moves()
         self._last_collected = 0.0
         self._in_flight: deque[InFlight] = deque()
         self.num_steps = 0
-        self.metrics = Metrics(config.model.name)
         log.info("step programs:\n%s", self.buckets.table())
 
     def add(self, request: Request) -> None:
@@ -150,16 +154,22 @@ class Engine:
 
     def step(self) -> list[SequenceDelta]:
         """Dispatches the next step if there is one, and commits the one before it."""
+        began = time.perf_counter()
         plan = self.scheduler.schedule()
         if plan is not None:
+            scheduled = time.perf_counter()
             self._in_flight.append(self.runner.dispatch(plan))
+            self.trace.dispatched(plan, began, scheduled, self.scheduler.num_preemptions)
             self._observe(plan)
         if not self._in_flight or (plan is not None and len(self._in_flight) == 1):
             return []
-        step = self._in_flight.popleft()
+        step, began = self._in_flight.popleft(), time.perf_counter()
         result = self.runner.collect(step)
+        self.trace.collected(step.plan, began)
         self.num_steps += 1
         self._time(step.plan)
+        if not self._in_flight:
+            self.trace.flush()
         return self.scheduler.commit(
             step.plan, result.token_ids, result.logprobs, result.prompt_logprobs
         )
@@ -209,8 +219,12 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Stops the compilation that goes on behind."""
+        """Stops the compilation that goes on behind, and ends the trace."""
         self.runner.programs.close()
+        self.trace.close()
+
+    def _on_compiled(self, bucket: Bucket, began: float) -> None:
+        self.trace.compiled(bucket, began)
 
     def _observe(self, plan: Plan) -> None:
         self.metrics.iteration_tokens.observe(plan.num_tokens)

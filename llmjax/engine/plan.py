@@ -43,3 +43,8 @@ class Plan:
     num_pages: int
     admitted: list[Chunk]
     transfers: list[Transfer]
+
+    @property
+    def num_decodes(self) -> int:
+        """Chunks, of a token each, that compute an output token and give the next."""
+        return sum(c.count == 1 and c.start >= c.seq.prompt_len for c in self.chunks)
