@@ -25,7 +25,7 @@ from ..errors import ChatTemplateError, ConfigError, InvalidRequestError
 from ..metrics import Metrics
 from ..models import DecoderConfig
 from ..parallel.mesh import make_mesh
-from ..request import Request, Sequence, SequenceDelta
+from ..request import Request, Sequence, SequenceDelta, Status
 from ..tokenizer import compile_template
 from .buckets import Bucket, Buckets
 from .compile import enable_persistent_cache
@@ -52,6 +52,8 @@ class EngineStats:
         prefix_queries, prefix_hits: tokens of sequences admitted, and those of them that the
             prefix cache had.
         pages_saved, pages_loaded: moved to host memory, and back.
+        host_pages, host_pages_used: that host memory has room for, and that it holds.
+        page_bytes: of a page, in all layers.
     """
 
     num_running: int
@@ -63,6 +65,9 @@ class EngineStats:
     prefix_hits: int
     pages_saved: int
     pages_loaded: int
+    host_pages: int
+    host_pages_used: int
+    page_bytes: int
     num_preemptions: int
     padded_tokens: int
     bucket_tokens: int
@@ -104,6 +109,7 @@ class Engine:
         asked = config.cache.kv_cache_dtype
         self.kv_format = self.model.kv_format if asked == "auto" else KV_FORMATS[asked]
         self.layout, self.max_model_len, self.num_pages = self._size_memory()
+        self.page_bytes = page_bytes(self.model.config, self.layout, self.kv_format)
         self.buckets = self._make_buckets(self.max_model_len)
         self.host = self._make_host()
         self.cache = KVCache(
@@ -168,6 +174,7 @@ class Engine:
         self.trace.collected(step.plan, began)
         self.num_steps += 1
         self._time(step.plan)
+        self._observe_first_tokens(step.plan)
         if not self._in_flight:
             self.trace.flush()
         return self.scheduler.commit(
@@ -195,6 +202,9 @@ class Engine:
             prefix_hits=self.cache.stats.hit,
             pages_saved=self.host.num_saved if self.host is not None else 0,
             pages_loaded=self.host.num_loaded if self.host is not None else 0,
+            host_pages=self.host.num_slots if self.host is not None else 0,
+            host_pages_used=self.host.num_used if self.host is not None else 0,
+            page_bytes=self.page_bytes,
             num_preemptions=s.num_preemptions,
             padded_tokens=s.padded_tokens,
             bucket_tokens=s.bucket_tokens,
@@ -204,7 +214,7 @@ class Engine:
         """What was loaded and how much memory it takes, for people."""
         model, page_size = self.model, self.config.cache.block_size
         weights = model.weight_bytes
-        cache = self.num_pages * page_bytes(model.config, self.layout, self.kv_format)
+        cache = self.num_pages * self.page_bytes
         pages = f"{self.num_pages:,} pages of {page_size} tokens"
         kernels = f"native ({instruction_set()})" if model.native else "XLA"
         return "\n".join(
@@ -225,13 +235,26 @@ class Engine:
 
     def _on_compiled(self, bucket: Bucket, began: float) -> None:
         self.trace.compiled(bucket, began)
+        self.metrics.compiled_programs.inc()
+        self.metrics.compile_seconds.inc(time.perf_counter() - began)
 
     def _observe(self, plan: Plan) -> None:
         self.metrics.iteration_tokens.observe(plan.num_tokens)
+        self.metrics.decode_tokens.inc(plan.num_decodes)
+        self.metrics.prefill_tokens.inc(plan.num_tokens - plan.num_decodes)
         now = time.monotonic()
         for chunk in plan.admitted:
-            if not chunk.seq.num_preemptions:
+            if not chunk.seq.started:
+                chunk.seq.started = now
                 self.metrics.queue_time.observe(now - chunk.seq.request.arrival_time)
+
+    def _observe_first_tokens(self, plan: Plan) -> None:
+        """Before a step is committed that gives them."""
+        now = time.monotonic()
+        for chunk in plan.chunks:
+            seq = chunk.seq
+            if chunk.samples and not seq.output_len and seq.status is not Status.FINISHED:
+                self.metrics.prefill_time.observe(now - seq.started)
 
     def _time(self, plan: Plan) -> None:
         """Learns from a finished step what it takes to compute a prompt's token."""
@@ -244,9 +267,8 @@ class Engine:
 
     def _make_host(self) -> HostPool | None:
         cache = self.config.cache
-        size = page_bytes(self.model.config, self.layout, self.kv_format)
-        swap = int(cache.swap_space * 2**30 / size)
-        offload = int(cache.kv_offloading_size * 2**30 / size)
+        swap = int(cache.swap_space * 2**30 / self.page_bytes)
+        offload = int(cache.kv_offloading_size * 2**30 / self.page_bytes)
         if not swap + offload:
             return None
         return HostPool(swap + offload, offload, MoveCosts(compute=1e-3))
