@@ -265,6 +265,7 @@ class EngineConfig:
     Attributes:
         max_logprobs: most likely tokens that a request may ask for at each position.
         threads: that the native CPU kernels work with; by default one a core.
+        trace: file to which a timeline of all steps is written, for ui.perfetto.dev.
     """
 
     model: ModelConfig
@@ -273,8 +274,11 @@ class EngineConfig:
     compile: CompileConfig = field(default_factory=CompileConfig)
     max_logprobs: int = 20
     threads: int | None = None
+    trace: str | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.trace, os.PathLike):
+            object.__setattr__(self, "trace", os.fspath(self.trace))
         check_types(self)
         _require(
             0 <= self.max_logprobs <= 1000,

@@ -59,7 +59,7 @@ class LLM:
         config = EngineConfig.of(model, **{"max_queue_len": None, **options})
         self._engine: Engine | None = Engine(config)
         self._plain_state: nnx.State | None = None
-        self._processor = OutputProcessor(self.tokenizer)
+        self._processor = OutputProcessor(self.tokenizer, self._engine.trace)
         self._ids = itertools.count()
         self._lock = threading.Lock()
         self._news: set[str] = set()

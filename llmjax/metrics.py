@@ -42,11 +42,25 @@ class Metrics:
             ["model_name", "finished_reason"],
             registry=self.registry,
         )
+        self.prefill_tokens = self._counter(
+            "step_prefill_tokens", "Tokens of prompts, or computed again, in steps."
+        )
+        self.decode_tokens = self._counter("step_decode_tokens", "Tokens of decodes in steps.")
+        self.compiled_programs = self._counter("compiled_programs", "Step programs compiled.")
+        self.compile_seconds = self._counter(
+            "compile_seconds", "Time that compiling step programs took."
+        )
         self.iteration_tokens = self._histogram(
             "iteration_tokens_total", "Tokens in an engine step.", TOKENS
         )
         self.queue_time = self._histogram(
             "request_queue_time_seconds", "Time a request waited to run.", LATENCY
+        )
+        self.prefill_time = self._histogram(
+            "request_prefill_time_seconds", "Time from running to the first token.", LATENCY
+        )
+        self.decode_time = self._histogram(
+            "request_decode_time_seconds", "Time from the first token to the last.", LATENCY
         )
         self.time_to_first_token = self._histogram(
             "time_to_first_token_seconds", "Time from arrival to the first token.", FIRST_TOKEN
@@ -72,6 +86,16 @@ class Metrics:
     def count_finished(self, reason: str) -> None:
         """Counts a choice that ended by "stop", "length" or "abort"."""
         self._success.labels(self._model_name, reason).inc()
+
+    def totals(self) -> dict[str, float]:
+        """Counters, and sums and counts of histograms, since the start, without the prefix."""
+        return {
+            sample.name.removeprefix("llmjax:"): sample.value
+            for metric in self.registry.collect()
+            for sample in metric.samples
+            if sample.name.endswith(("_total", "_sum", "_count"))
+            and sample.labels.keys() == {"model_name"}
+        }
 
     def _counter(self, name: str, text: str) -> Counter:
         return self._bind(Counter(f"llmjax:{name}", text, ["model_name"], registry=self.registry))

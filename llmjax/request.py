@@ -240,6 +240,7 @@ class Sequence:
         num_cached_tokens: of the prompt, those that the cache had.
         slot: row of the device's per-sequence state while running, else -1.
         in_flight: steps dispatched that include this sequence and are not committed.
+        started: when it first ran (`time.monotonic`).
     """
 
     request: Request
@@ -257,6 +258,7 @@ class Sequence:
     in_flight: int = 0
     num_preemptions: int = 0
     num_prompt_logprobs: int = 0
+    started: float = 0.0
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 

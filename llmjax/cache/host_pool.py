@@ -22,13 +22,25 @@ class MoveCosts:
     load: float = 0.0
     compute: float = 1.0
 
+    def of_loading(self, pages: int, tokens: int) -> tuple[float, float]:
+        """What it takes to bring `pages` back, and to compute the `tokens` that they hold."""
+        return pages * self.load, tokens * self.compute
+
+    def of_saving(self, pages: int, tokens: int, chance: float) -> tuple[float, float]:
+        """What is to be expected of saving pages that are wanted again with this probability,
+        and of computing them in that case."""
+        load, compute = self.of_loading(pages, tokens)
+        return pages * self.save + chance * load, chance * compute
+
     def worth_loading(self, pages: int, tokens: int) -> bool:
         """Whether bringing `pages` back beats computing the `tokens` that they hold."""
-        return pages * self.load < tokens * self.compute
+        move, compute = self.of_loading(pages, tokens)
+        return move < compute
 
     def worth_saving(self, pages: int, tokens: int, chance: float) -> bool:
         """The same, of pages that are wanted again with this probability only."""
-        return pages * self.save < chance * (tokens * self.compute - pages * self.load)
+        move, compute = self.of_saving(pages, tokens, chance)
+        return move < compute
 
 
 class HostPool:

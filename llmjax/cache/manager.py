@@ -223,6 +223,8 @@ class KVCache:
             for first, part in zip(firsts, entries, strict=True)
         ]
         self.ways[seq] = way
+        if store.on_decision is not None:
+            self._tell_recomputed(seq, way.end, start)
         self._remember_prompt(seq, way)
         for group, window in enumerate(layout.windows):
             end = len(seq.tokens) if window is None else start + 1
@@ -356,6 +358,16 @@ class KVCache:
     def _unwant(self, seq: Sequence) -> None:
         for node in self.wanted.pop(seq, ()):
             node.waiters -= 1
+
+    def _tell_recomputed(self, seq: Sequence, node: Node | None, start: int) -> None:
+        """What a sequence computes from `start` on although host memory has it."""
+        size, tell = self.layout.block_size, self.store.on_decision
+        for at in range(start // size * size, len(seq.tokens) - size + 1, size):
+            node = node.child(tuple(seq.tokens[at : at + size])) if node is not None else None
+            if node is None or tell is None:
+                return
+            if any(entry.page is None and entry.slot is not None for entry in node.entries):
+                tell(self.store.weigh_loading(node, "recompute"))
 
     def _lengthen(self, seq: Sequence, way: Way, group: int, blocks: int) -> None:
         table = seq.block_tables[group]

@@ -40,6 +40,26 @@ class Load(NamedTuple):
 Transfer = Copy | Save | Load
 
 
+class Decision(NamedTuple):
+    """What became of a page that had to leave, or was wanted again, and why.
+
+    Attributes:
+        choice: "save" to the host or "drop"; "load" from there or "recompute".
+        pages, tokens: of its node, whose groups leave and come back together.
+        seconds_to_move, seconds_to_compute: what was compared. Of a page that leaves it is
+            what is to be expected, as it is wanted again with the probability `chance` only.
+        reason: in words.
+    """
+
+    choice: str
+    pages: int
+    tokens: int
+    seconds_to_move: float
+    seconds_to_compute: float
+    chance: float
+    reason: str
+
+
 @dataclass
 class CacheStats:
     """Counts since the start.
@@ -65,6 +85,7 @@ class PageStore:
 
     Attributes:
         transfers: what the device is to copy before its next step, in this order.
+        on_decision: where given, told of each page that moves, and each that could and does not.
     """
 
     def __init__(self, pool: BlockPool, host: HostPool | None, on_empty: Callable[[Node], None]):
@@ -73,6 +94,7 @@ class PageStore:
         self.stats = CacheStats()
         self.transfers: list[Transfer] = []
         self.idle: OrderedDict[Entry, None] = OrderedDict()
+        self.on_decision: Callable[[Decision], None] | None = None
         self._on_empty = on_empty
         if host is not None:
             host.on_drop = on_empty
@@ -119,6 +141,15 @@ class PageStore:
             self._load(entry, entry.page)
         return entry.page
 
+    def weigh_loading(self, node: Node, choice: str) -> Decision:
+        """Why a node that host memory has is a "load", or a "recompute" nevertheless."""
+        assert self.host is not None
+        size = len(node.entries), len(node.tokens)
+        costs = self.host.costs.of_loading(*size)
+        apart = choice == "recompute" and costs[0] < costs[1]
+        reason = "what comes before it is gone" if apart else _compared(*costs)
+        return Decision(choice, *size, *costs, 1.0, reason)
+
     def copy(self, entry: Entry, page: int) -> None:
         """Another page with what an entry that is held has."""
         if entry.page is not None:
@@ -137,6 +168,8 @@ class PageStore:
 
     def _load(self, entry: Entry, page: int) -> None:
         assert self.host is not None and entry.slot is not None
+        if self.on_decision is not None:
+            self.on_decision(self.weigh_loading(entry.node, "load"))
         self.transfers.append(Load(entry.slot, page))
         self.host.drop(entry)
         self.host.num_loaded += 1
@@ -150,17 +183,36 @@ class PageStore:
         if self._is_worth_saving(node) and self.host is not None and self.host.take(entry):
             assert entry.slot is not None
             self.transfers.append(Save(page, entry.slot))
+        if self.on_decision is not None:
+            self.on_decision(self._weigh_saving(node, "drop" if entry.slot is None else "save"))
         self._free(entry)
         self._on_empty(node)
 
     def _is_worth_saving(self, node: Node) -> bool:
         if self.host is None:
             return False
-        stats = self.stats
-        chance = 1.0 if node.waiters else stats.hit / max(1, stats.queried)
-        return self.host.costs.worth_saving(len(node.entries), len(node.tokens), chance)
+        size = len(node.entries), len(node.tokens)
+        return self.host.costs.worth_saving(*size, self._chance(node))
+
+    def _chance(self, node: Node) -> float:
+        """How likely a node is wanted again."""
+        return 1.0 if node.waiters else self.stats.hit / max(1, self.stats.queried)
+
+    def _weigh_saving(self, node: Node, choice: str) -> Decision:
+        size, chance = (len(node.entries), len(node.tokens)), self._chance(node)
+        if self.host is None:
+            return Decision(choice, *size, 0.0, 0.0, chance, "there is no host memory for pages")
+        costs = self.host.costs.of_saving(*size, chance)
+        full = choice == "drop" and costs[0] < costs[1]
+        reason = "host memory is full of what is wanted" if full else _compared(*costs)
+        return Decision(choice, *size, *costs, chance, reason)
 
     def _free(self, entry: Entry) -> None:
         assert entry.page is not None
         self.pool.free([entry.page])
         entry.page = None
+
+
+def _compared(move: float, compute: float) -> str:
+    sign = "<" if move < compute else ">="
+    return f"{1e3 * move:.4g} ms to move {sign} {1e3 * compute:.4g} ms to compute"

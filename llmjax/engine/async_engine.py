@@ -51,7 +51,7 @@ class AsyncEngine:
     def __init__(self, config: EngineConfig):
         self.engine = Engine(config)
         self.config = config
-        self._processor = OutputProcessor(self.engine.model.tokenizer)
+        self._processor = OutputProcessor(self.engine.model.tokenizer, self.engine.trace)
         self._processor_lock = threading.Lock()
         self._ids = map(str, itertools.count())
         self._streams: dict[str, _Stream] = {}
@@ -178,6 +178,8 @@ class AsyncEngine:
         with self._wake:
             self._stopping = True
             self._wake.notify()
+        # Whoever stops the engine may end the process next.
+        self.engine.trace.flush()
 
     def close(self) -> None:
         """Stops the engine and waits until it has stopped, compilation too."""

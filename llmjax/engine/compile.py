@@ -35,11 +35,19 @@ class Programs:
 
     Args:
         compile_bucket: lowers and compiles one bucket's step.
+        on_compiled: told of each bucket and when its compilation began (`time.perf_counter`),
+            as soon as it has ended, by the thread that compiled it.
     """
 
-    def __init__(self, buckets: Buckets, compile_bucket: Callable[[Bucket], Any]):
+    def __init__(
+        self,
+        buckets: Buckets,
+        compile_bucket: Callable[[Bucket], Any],
+        on_compiled: Callable[[Bucket, float], None],
+    ):
         self._buckets = buckets
         self._compile_bucket = compile_bucket
+        self._on_compiled = on_compiled
         self._programs: dict[Bucket, Any] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -84,6 +92,7 @@ class Programs:
     def _compile(self, bucket: Bucket) -> None:
         start = time.perf_counter()
         self._programs[bucket] = self._compile_bucket(bucket)
+        self._on_compiled(bucket, start)
         self._buckets.mark_ready(bucket)
         log.info("compiled %s in %.1f s", bucket, time.perf_counter() - start)
 

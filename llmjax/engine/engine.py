@@ -25,15 +25,16 @@ from ..errors import ChatTemplateError, ConfigError, InvalidRequestError
 from ..metrics import Metrics
 from ..models import DecoderConfig
 from ..parallel.mesh import make_mesh
-from ..request import Request, Sequence, SequenceDelta
+from ..request import Request, Sequence, SequenceDelta, Status
 from ..tokenizer import compile_template
-from .buckets import Buckets
+from .buckets import Bucket, Buckets
 from .compile import enable_persistent_cache
 from .context import fit_context, most_chunk
 from .memory import count_pages, page_bytes
 from .pace import Pace
 from .runner import InFlight, Runner
 from .scheduler import Plan, Scheduler
+from .trace import make_trace
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,8 @@ class EngineStats:
         prefix_queries, prefix_hits: tokens of sequences admitted, and those of them that the
             prefix cache had.
         pages_saved, pages_loaded: moved to host memory, and back.
+        host_pages, host_pages_used: that host memory has room for, and that it holds.
+        page_bytes: of a page, in all layers.
     """
 
     num_running: int
@@ -66,6 +69,9 @@ class EngineStats:
     prefix_hits: int
     pages_saved: int
     pages_loaded: int
+    host_pages: int
+    host_pages_used: int
+    page_bytes: int
     num_preemptions: int
     padded_tokens: int
     bucket_tokens: int
@@ -88,6 +94,8 @@ class Engine:
     def __init__(self, config: EngineConfig):
         enable_persistent_cache(config.compile.compilation_cache_dir)
         self.config = config
+        self.trace = make_trace(config.trace, f"llmjax {config.model.name}")
+        self.metrics = Metrics(config.model.name)
         template = _template_text(config.model.chat_template)
         self.model: LoadedModel = load_model(
             resolve_model(config.model.model),
@@ -105,6 +113,7 @@ class Engine:
         asked = config.cache.kv_cache_dtype
         self.kv_format = self.model.kv_format if asked == "auto" else KV_FORMATS[asked]
         self.layout, self.max_model_len, self.num_pages = self._size_memory()
+        self.page_bytes = page_bytes(self.model.config, self.layout, self.kv_format)
         self.buckets = self._make_buckets(self.max_model_len)
         self.host = self._make_host()
         self.cache = KVCache(
@@ -114,6 +123,7 @@ class Engine:
             host=self.host,
             chunk=most_chunk(config.scheduler, self.max_model_len),
         )
+        self.cache.store.on_decision = self.trace.on_decision
         self.scheduler = Scheduler(
             config.scheduler,
             self.buckets,
@@ -130,13 +140,13 @@ class Engine:
             max_model_len=self.max_model_len,
             num_pages=self.num_pages,
             num_slots=self.host.num_slots if self.host is not None else 0,
+            on_compiled=self._on_compiled,
         )
         if self.host is not None:
             self.host.costs.save, self.host.costs.load = self.runner.time_moves()
         self._last_collected: float | None = None
         self._in_flight: deque[InFlight] = deque()
         self.num_steps = 0
-        self.metrics = Metrics(config.model.name)
         log.info("step programs:\n%s", self.buckets.table())
 
     def add(self, request: Request) -> None:
@@ -161,17 +171,24 @@ class Engine:
 
         Requests that are late are ended first.
         """
+        began = time.perf_counter()
         expired = self.scheduler.expire()
         plan = self.scheduler.schedule()
         if plan is not None:
+            scheduled = time.perf_counter()
             self._in_flight.append(self.runner.dispatch(plan))
+            self.trace.dispatched(plan, began, scheduled, self.scheduler.num_preemptions)
             self._observe(plan)
         if not self._in_flight or (plan is not None and len(self._in_flight) == 1):
             return expired
-        step = self._in_flight.popleft()
+        step, began = self._in_flight.popleft(), time.perf_counter()
         result = self.runner.collect(step)
+        self.trace.collected(step.plan, began)
         self.num_steps += 1
         self._time(step.plan)
+        self._observe_first_tokens(step.plan)
+        if not self._in_flight:
+            self.trace.flush()
         return expired + self.scheduler.commit(
             step.plan, result.token_ids, result.logprobs, result.prompt_logprobs
         )
@@ -197,6 +214,9 @@ class Engine:
             prefix_hits=self.cache.stats.hit,
             pages_saved=self.host.num_saved if self.host is not None else 0,
             pages_loaded=self.host.num_loaded if self.host is not None else 0,
+            host_pages=self.host.num_slots if self.host is not None else 0,
+            host_pages_used=self.host.num_used if self.host is not None else 0,
+            page_bytes=self.page_bytes,
             num_preemptions=s.num_preemptions,
             padded_tokens=s.padded_tokens,
             bucket_tokens=s.bucket_tokens,
@@ -206,7 +226,7 @@ class Engine:
         """What was loaded and how much memory it takes, for people."""
         model, page_size = self.model, self.config.cache.block_size
         weights = model.weight_bytes
-        cache = self.num_pages * page_bytes(model.config, self.layout, self.kv_format)
+        cache = self.num_pages * self.page_bytes
         pages = f"{self.num_pages:,} pages of {page_size} tokens"
         kernels = f"native ({instruction_set()})" if model.native else "XLA"
         return "\n".join(
@@ -221,15 +241,32 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Stops the compilation that goes on behind."""
+        """Stops the compilation that goes on behind, and ends the trace."""
         self.runner.programs.close()
+        self.trace.close()
+
+    def _on_compiled(self, bucket: Bucket, began: float) -> None:
+        self.trace.compiled(bucket, began)
+        self.metrics.compiled_programs.inc()
+        self.metrics.compile_seconds.inc(time.perf_counter() - began)
 
     def _observe(self, plan: Plan) -> None:
         self.metrics.iteration_tokens.observe(plan.num_tokens)
+        self.metrics.decode_tokens.inc(plan.num_decodes)
+        self.metrics.prefill_tokens.inc(plan.num_tokens - plan.num_decodes)
         now = time.monotonic()
         for chunk in plan.admitted:
-            if not chunk.seq.num_preemptions:
+            if not chunk.seq.started:
+                chunk.seq.started = now
                 self.metrics.queue_time.observe(now - chunk.seq.request.arrival_time)
+
+    def _observe_first_tokens(self, plan: Plan) -> None:
+        """Before a step is committed that gives them."""
+        now = time.monotonic()
+        for chunk in plan.chunks:
+            seq = chunk.seq
+            if chunk.samples and not seq.output_len and seq.status is not Status.FINISHED:
+                self.metrics.prefill_time.observe(now - seq.started)
 
     def _time(self, plan: Plan) -> None:
         """Learns from a finished step what prompt tokens and decodes take."""
@@ -248,9 +285,9 @@ class Engine:
 
     def _make_host(self) -> HostPool | None:
         cache = self.config.cache
-        size = page_bytes(self.model.config, self.layout, self.kv_format)
         costs = MoveCosts(compute=1e-3)
-        return HostPool.sized(cache.swap_space, cache.kv_offloading_size, size, costs)
+        space, more = cache.swap_space, cache.kv_offloading_size
+        return HostPool.sized(space, more, self.page_bytes, costs)
 
     def _check(self, request: Request) -> None:
         params, priority = request.params, request.options.priority

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from ..request import (
     TokenLogprobs,
 )
 from ..tokenizer import IncrementalDetokenizer, Tokenizer
+from .trace import NoTrace
 
 
 @dataclass
@@ -56,10 +58,15 @@ class _RequestState:
 
 
 class OutputProcessor:
-    """Turns `SequenceDelta`s into `RequestOutput`s. One thread at a time may use it."""
+    """Turns `SequenceDelta`s into `RequestOutput`s. One thread at a time may use it.
 
-    def __init__(self, tokenizer: Tokenizer):
+    Args:
+        trace: told what it takes.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, trace: NoTrace | None = None):
         self._tokenizer = tokenizer
+        self._trace = trace or NoTrace()
         self._states: dict[str, _RequestState] = {}
 
     def add(self, request: Request, prompt: str | None = None) -> None:
@@ -84,6 +91,7 @@ class OutputProcessor:
         """
         touched: dict[str, None] = {}
         stopped: list[tuple[str, int]] = []
+        began, tokens = time.perf_counter(), 0
         for delta in deltas:
             state = self._states.get(delta.request_id)
             if state is None:
@@ -93,9 +101,12 @@ class OutputProcessor:
                 continue
             touched[delta.request_id] = None
             state.error = delta.error or state.error
+            tokens += len(delta.token_ids)
             self._take(state, choice, delta)
             if isinstance(choice.stop_reason, str) and delta.finish_reason is None:
                 stopped.append((delta.request_id, delta.index))
+        if touched:
+            self._trace.detokenised(began, tokens)
         return list(touched), stopped
 
     def is_finished(self, request_id: str) -> bool:

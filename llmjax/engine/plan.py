@@ -46,5 +46,5 @@ class Plan:
 
     @property
     def num_decodes(self) -> int:
-        """Sequences with one token, which is how all that decode are seen."""
-        return sum(chunk.count == 1 for chunk in self.chunks)
+        """Chunks, of a token each, that compute an output token and give the next."""
+        return sum(c.count == 1 and c.start >= c.seq.prompt_len for c in self.chunks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -64,6 +65,7 @@ class Runner:
         layout: which layers share pages.
         kv_format: what pages keep of a key or value.
         num_slots: pages of host memory.
+        on_compiled: see `Programs`.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Runner:
         max_model_len: int,
         num_pages: int,
         num_slots: int,
+        on_compiled: Callable[[Bucket, float], None],
     ):
         self._graphdef, self._max_logprobs = model.graphdef, config.max_logprobs
         self._native = model.native
@@ -88,7 +91,7 @@ class Runner:
         self._state_shapes: DeviceState = jax.eval_shape(make)
         most_pages = max(bucket.pages for bucket in buckets.all)
         self._slots = SlotTable(slots, most_pages, layout.num_groups)
-        self.programs = Programs(buckets, self._compile_step)
+        self.programs = Programs(buckets, self._compile_step, on_compiled)
         # Filling gigabytes with zeros takes seconds, for which compiling need not wait.
         with ThreadPoolExecutor(1) as pool:
             state = pool.submit(make)

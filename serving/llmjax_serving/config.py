@@ -19,6 +19,10 @@ class ServerConfig:
         allowed_origins: web origins whose pages may call; "*" is all of them.
         shutdown_timeout: seconds that running requests get to end after SIGTERM.
         max_body_bytes: the largest request body.
+        metrics_alias: "vllm": /metrics tells everything under the prefix vllm: too, for
+            dashboards and alerts made for it.
+        log_stats_interval: seconds between two log lines about throughput, queue and pages, while
+            there is work; 0 is none.
     """
 
     host: str = "127.0.0.1"
@@ -27,13 +31,20 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = ("*",)
     shutdown_timeout: float = 30.0
     max_body_bytes: int = 32 * 2**20
+    metrics_alias: str | None = None
+    log_stats_interval: float = 10.0
 
     def __post_init__(self) -> None:
         check_types(self)
-        ranges = (("port", 0, 65535), ("shutdown_timeout", 0, 86400), ("max_body_bytes", 1, 2**40))
+        ranges = (
+            *(("port", 0, 65535), ("shutdown_timeout", 0, 86400), ("max_body_bytes", 1, 2**40)),
+            ("log_stats_interval", 0, 86400),
+        )
         for name, least, most in ranges:
             value = getattr(self, name)
             if not least <= value <= most:
                 raise ConfigError(f"{name} is {value}, allowed: {least} to {most}")
+        if self.metrics_alias not in (None, "vllm"):
+            raise ConfigError(f"metrics_alias is {self.metrics_alias!r}, allowed: vllm, or none")
         if self.api_key == "":
             raise ConfigError("api_key is empty, allowed: a key, or none at all")

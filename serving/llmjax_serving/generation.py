@@ -75,6 +75,7 @@ class Stopwatch:
             return
         self.metrics.e2e_latency.observe(self.last - self.arrival)
         self.metrics.request_generation_tokens.observe(self.num_tokens)
+        self.metrics.decode_time.observe(self.last - self.first)
         per_choice = self.num_tokens / self.choices
         if per_choice > 1:
             mean = (self.last - self.first) / (per_choice - 1)

@@ -48,5 +48,5 @@ async def version(request: web.Request) -> web.Response:
 
 async def metrics(request: web.Request) -> web.Response:
     state = request.app[STATE]
-    text = render(state.loaded_engine(), state.model_name)
+    text = render(state.loaded_engine(), state.model_name, state.config.metrics_alias)
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})

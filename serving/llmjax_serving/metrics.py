@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
@@ -15,13 +17,15 @@ if TYPE_CHECKING:
 
 
 class StatsCollector(Collector):
-    """One snapshot of `EngineStats` as metric families."""
+    """One snapshot of `EngineStats` as metric families, and `more` of them."""
 
-    def __init__(self, stats: EngineStats, model_name: str):
+    def __init__(self, stats: EngineStats, model_name: str, *more: Metric):
         self._stats = stats
         self._model_name = model_name
+        self._more = more
 
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
+        yield from self._more
         s = self._stats
         pages = s.pages_used + s.pages_cached + s.pages_free
         gauges = {
@@ -31,6 +35,8 @@ class StatsCollector(Collector):
             "kv_cache_pages_used": (s.pages_used, "KV pages in use."),
             "kv_cache_pages_cached": (s.pages_cached, "KV pages of the prefix cache alone."),
             "kv_cache_pages_free": (s.pages_free, "KV pages free."),
+            "host_pages": (s.host_pages, "KV pages that host memory has room for."),
+            "host_pages_used": (s.host_pages_used, "KV pages in host memory."),
         }
         counters = {
             "num_preemptions": (s.num_preemptions, "Sequences preempted for want of pages."),
@@ -38,6 +44,11 @@ class StatsCollector(Collector):
             "prefix_cache_hits": (s.prefix_hits, "Of these, in the prefix cache."),
             "pages_saved": (s.pages_saved, "KV pages moved to host memory."),
             "pages_loaded": (s.pages_loaded, "KV pages brought back."),
+            "kv_offload_store_bytes": (
+                s.pages_saved * s.page_bytes,
+                "Bytes moved to host memory.",
+            ),
+            "kv_offload_load_bytes": (s.pages_loaded * s.page_bytes, "Bytes brought back."),
             "step_bucket_tokens": (s.bucket_tokens, "Tokens computed in steps, padding too."),
             "step_padded_tokens": (s.padded_tokens, "Of these, padding."),
         }
@@ -48,9 +59,33 @@ class StatsCollector(Collector):
                 yield metric
 
 
-def render(engine: AsyncEngine, model_name: str) -> bytes:
-    """All metrics in Prometheus's text format."""
-    now = CollectorRegistry()
-    now.register(StatsCollector(engine.stats(), model_name))
-    ProcessCollector(registry=now)
-    return generate_latest(engine.metrics.registry) + generate_latest(now)
+def cache_config(engine: AsyncEngine, stats: EngineStats) -> InfoMetricFamily:
+    """What dashboards multiply shares of pages with, under vLLM's names."""
+    cache = engine.config.cache
+    values = {
+        "block_size": cache.block_size,
+        "num_gpu_blocks": stats.pages_used + stats.pages_cached + stats.pages_free,
+        "num_cpu_blocks": stats.host_pages,
+        "cache_dtype": cache.kv_cache_dtype,
+        "enable_prefix_caching": cache.enable_prefix_caching,
+    }
+    info = {name: str(value) for name, value in values.items()}
+    return InfoMetricFamily("llmjax:cache_config", "How the KV pool is made.", info)
+
+
+def render(engine: AsyncEngine, model_name: str, alias: str | None = None) -> bytes:
+    """All metrics in Prometheus's text format.
+
+    Args:
+        alias: a prefix under which all of llmjax's are told a second time.
+    """
+    now, stats = CollectorRegistry(), engine.stats()
+    now.register(StatsCollector(stats, model_name, cache_config(engine, stats)))
+    ours = generate_latest(engine.metrics.registry) + generate_latest(now)
+    process = CollectorRegistry()
+    ProcessCollector(registry=process)
+    again = b""
+    if alias is not None:
+        # A line starts with a name, or with a comment that does: labels stay as they are.
+        again = re.sub(rb"^(# \w+ )?llmjax:", rb"\g<1>%b:" % alias.encode(), ours, flags=re.M)
+    return ours + again + generate_latest(process)

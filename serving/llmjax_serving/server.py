@@ -20,6 +20,7 @@ from llmjax.errors import ConfigError
 from .app import make_app
 from .config import ServerConfig
 from .state import ServerState
+from .stats_log import logged_stats
 
 if TYPE_CHECKING:
     from llmjax.engine.async_engine import AsyncEngine
@@ -141,8 +142,9 @@ class Server:
             engine.start()
             self.state.engine = engine
             self._on_ready(engine, url(sock, self.state.config.host))
-            await self._stop.wait()
-            return await self._drain(engine)
+            async with logged_stats(engine, self.state.config.log_stats_interval):
+                await self._stop.wait()
+                return await self._drain(engine)
         finally:
             await runner.cleanup()
             self.state.pool.shutdown(wait=False, cancel_futures=True)
