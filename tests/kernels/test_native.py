@@ -12,7 +12,7 @@ import pytest
 
 from llmjax_kernels import native
 
-ORDER = ("avx512", "avx2", "generic")
+ORDER = ("amx", "avx512", "avx2", "generic")
 
 
 def test_the_environment_decides(monkeypatch):
