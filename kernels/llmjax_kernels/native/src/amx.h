@@ -213,14 +213,17 @@ void AddProducts(const uint16_t* x, int64_t block_stride, const U16x32 (*weights
   }
 }
 
-// Products of rows [row, row + rows) with tile and, if `tiles` is 2, the next:
-// sums [kBlockRows, 2 * 16], still to be multiplied by Lower(w). `row` begins a block of 16.
+// Products of rows [row, row + rows), at most kBlockRows, with tile and, if `tiles` is 2, the
+// next: done(sums [count, 2 * 16], row, count) as they come, while the next ones are made, with
+// what is still to be multiplied by Lower(w). `row` begins a block of 16.
+template <typename Done>
 inline void MultiplyPair(const Weight& w, UnpackFn unpack, int64_t tile, int64_t tiles,
-                         const Activations& a, int64_t row, int64_t rows, float* sums) {
+                         const Activations& a, int64_t row, int64_t rows, const Done& done) {
   constexpr int64_t kRows = Activations::kRows;
   const int64_t blocks = w.K / 32, parts = (blocks + kDepth - 1) / kDepth;
   const int64_t depth = (blocks + parts - 1) / parts, stride = kRows * w.K;
   U16x32 weights[kPair][kDepth][16];
+  alignas(64) float sums[kBlockRows * kPair * kLanes];
   // Of each block twice while it is unpacked, once while it is multiplied.
   const int64_t next = kPair * w.format.tile_bytes(w.K);
   Ahead ahead{w.tile(tile) + next, next / (3 * blocks) / 64 * 64 + 64};
@@ -234,6 +237,7 @@ inline void MultiplyPair(const Weight& w, UnpackFn unpack, int64_t tile, int64_t
       Ahead* later = r ? nullptr : &ahead;
       if (rows - r > kRows) AddProducts<2>(x, stride, weights, count, begin == 0, to, later);
       else AddProducts<1>(x, stride, weights, count, begin == 0, to, later);
+      if (begin + count == blocks) done(to, row + r, std::min(2 * kRows, rows - r));
     }
   }
 }

@@ -26,10 +26,20 @@ inline F32 LoadAsFloat(const T* p) {
   else return Load<F32>(p);
 }
 
+// to[i * stride] = x[i] for i below n.
 template <typename T>
-inline T Narrow(float x) {
-  if constexpr (sizeof(T) == 2) return ToBf16(Splat(x))[0];
-  else return x;
+inline void NarrowTo(const float* x, int64_t n, T* to, int64_t stride) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    T narrow[kLanes];
+    if constexpr (sizeof(T) == 2) Store(narrow, ToBf16(Load<F32>(x + i)));
+    else Store(narrow, Load<F32>(x + i));
+    for (int lane = 0; lane < kLanes; ++lane) to[(i + lane) * stride] = narrow[lane];
+  }
+  for (; i < n; ++i) {
+    if constexpr (sizeof(T) == 2) to[i * stride] = ToBf16(Splat(x[i]))[0];
+    else to[i * stride] = x[i];
+  }
 }
 
 // Turns channels i and i + half by the token's angle, for i < half.
@@ -80,10 +90,10 @@ void WriteToken(const AttentionArgs& a, int64_t seq, int64_t token) {
     Rotate(k, cos, sin, a.rotary_half);
     const Page<T> page(a, seq, position, h);
     T* to_k = page.k + slot / kLanes * kLanes * H + slot % kLanes;
-    for (int64_t i = 0; i < H; ++i) to_k[i * kLanes] = Narrow<T>(k[i]);
+    NarrowTo(k, H, to_k, kLanes);
     const float* v = a.v + token * a.kv_stride + h * H;
     T* to_v = page.v + slot * H;
-    for (int64_t i = 0; i < H; ++i) to_v[i] = Narrow<T>(v[i]);
+    NarrowTo(v, H, to_v, 1);
   }
 }
 
@@ -115,11 +125,16 @@ struct Softmax {
   }
 };
 
-// Where the queries of a run of rows are, and which keys they see at most.
+// Where row `row` of a sequence's run and a kv head is written.
+inline float* RowOut(const AttentionArgs& a, int64_t seq, int64_t row, int64_t kv_head) {
+  const int64_t group = a.heads / a.kv_heads, query = a.query_starts[seq] + row / group;
+  return a.out + (query * a.heads + kv_head * group + row % group) * a.head_dim;
+}
+
+// The queries of some rows, and which keys they see at most.
 template <int kRows>
 struct QueryRows {
-  const float* q[kRows];
-  float* out[kRows];
+  alignas(64) float q[kMaxHeadDim * kRows];  // [head_dim, rows]
   int32_t position[kRows];
   int64_t begin, end;
 
@@ -129,8 +144,8 @@ struct QueryRows {
     const int64_t first = a.kv_lens[seq] - (a.query_starts[seq + 1] - start);
     for (int r = 0; r < kRows; ++r) {
       const int64_t query = (row + r) / group, head = kv_head * group + (row + r) % group;
-      q[r] = a.q + (start + query) * a.q_stride + head * H;
-      out[r] = a.out + ((start + query) * a.heads + head) * H;
+      const float* from = a.q + (start + query) * a.q_stride + head * H;
+      for (int64_t i = 0; i < H; ++i) q[i * kRows + r] = from[i];
       position[r] = int32_t(first + query);
     }
     end = position[kRows - 1] + 1;
@@ -144,34 +159,41 @@ template <typename T, int kRows>
 void AttendKeys(const AttentionArgs& a, int64_t seq, const QueryRows<kRows>& rows, int64_t kv_head,
                 int64_t begin, int64_t end, Softmax* state) {
   const int64_t H = a.head_dim;
-  alignas(64) float weight[kRows][kKeys];
+  alignas(64) float weight[kRows][kKeys];  // first the scores
   float shrink[kRows];
-  const auto& q = rows.q;
   const auto& position = rows.position;
   for (int r = 0; r < kRows; ++r) state[r].Clear(H);
   const I32 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   for (int64_t block = begin; block < end; block += kKeys) {
     const int64_t keys = end - block < kKeys ? end - block : kKeys;
+    const T *k[kKeys / kLanes + 1], *v[kKeys / kLanes + 1];
+    for (int64_t at = 0; at < keys + kLanes; at += kLanes) {
+      const int64_t key = block + at < end ? block + at : block;  // behind the last: any that is
+      const Page<T> page(a, seq, key, kv_head);
+      const int64_t slot = key % a.page_size * H;
+      k[at / kLanes] = page.k + slot;
+      v[at / kLanes] = page.v + slot;
+    }
     F32 best[kRows];
     for (int r = 0; r < kRows; ++r) best[r] = Splat(kMasked);
     for (int64_t at = 0; at < keys; at += kLanes) {
-      const int64_t slot = (block + at) % a.page_size;
-      const Page<T> page(a, seq, block + at, kv_head);
-      const T* k = page.k + slot * H;
-      // Pages lie anywhere: without this each would be waited for.
-      const T* v = page.v + slot * H;
-      const int64_t next = block + at + kLanes < end ? block + at + kLanes : block + at;
-      const T* next_k = Page<T>(a, seq, next, kv_head).k + next % a.page_size * H;
-      F32 score[kRows] = {};
-      for (int64_t i = 0; i < H; ++i) {
+      const T *from = k[at / kLanes], *next = k[at / kLanes + 1], *values = v[at / kLanes];
+      const float* q = rows.q;
+      F32 score[kRows];
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) score[r] = F32{};
+      for (int64_t i = 0; i < H; ++i, q += kRows) {
+        // Pages lie anywhere: without this each would be waited for.
         if (i * kLanes * sizeof(T) % 64 == 0) {
-          Prefetch(v + i * kLanes);
-          Prefetch(next_k + i * kLanes);
+          Prefetch(values + i * kLanes);
+          Prefetch(next + i * kLanes);
         }
-        const F32 channel = LoadAsFloat(k + i * kLanes);
-        for (int r = 0; r < kRows; ++r) score[r] = MulAdd(channel, Splat(q[r][i]), score[r]);
+        const F32 channel = LoadAsFloat(from + i * kLanes);
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) score[r] = MulAdd(channel, Splat(q[r]), score[r]);
       }
       const I32 key = lanes + int32_t(block + at);
+#pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         if (a.softcap > 0) score[r] = Tanh(score[r] / a.softcap) * a.softcap;
         I32 seen = key <= position[r];
@@ -197,17 +219,19 @@ void AttendKeys(const AttentionArgs& a, int64_t seq, const QueryRows<kRows>& row
     }
     for (int64_t i = 0; i < H; i += kLanes) {
       F32 value[kRows];
+#pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) value[r] = Load<F32>(state[r].acc + i) * shrink[r];
       for (int64_t at = 0; at < keys; at += kLanes) {
-        const int64_t slot = (block + at) % a.page_size;
-        const T* v = Page<T>(a, seq, block + at, kv_head).v + slot * H + i;
+        const T* from = v[at / kLanes] + i;
         const int64_t count = keys - at < kLanes ? keys - at : kLanes;
-        for (int64_t t = 0; t < count; ++t) {
-          const F32 channel = LoadAsFloat(v + t * H);
-          for (int r = 0; r < kRows; ++r)
-            value[r] = MulAdd(channel, Splat(weight[r][at + t]), value[r]);
+        for (int64_t t = 0; t < count; ++t, from += H) {
+          const F32 channel = LoadAsFloat(from);
+          const float* by = weight[0] + at + t;
+#pragma GCC unroll 16
+          for (int r = 0; r < kRows; ++r) value[r] = MulAdd(channel, Splat(by[r * kKeys]), value[r]);
         }
       }
+#pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) Store(state[r].acc + i, value[r]);
     }
   }
@@ -239,7 +263,7 @@ void AttendRows(const AttentionArgs& a, int64_t seq, int64_t row, int64_t kv_hea
     attend(s);
     for (int r = 0; r < kRows; ++r) all[r].Merge(state[r].largest, state[r].total, state[r].acc, H);
   }
-  for (int r = 0; r < kRows; ++r) all[r].Write(rows.out[r], H);
+  for (int r = 0; r < kRows; ++r) all[r].Write(RowOut(a, seq, row + r, kv_head), H);
 }
 
 // Puts the parts [segments, rows, 2 + H] of rows [begin, end) together.
@@ -253,11 +277,11 @@ void MergeParts(const AttentionArgs& a, int64_t seq, int64_t begin, int64_t end,
       const float* part = parts + (s * rows + row - begin) * (2 + H);
       all.Merge(part[0], part[1], part + 2, H);
     }
-    all.Write(QueryRows<1>(a, seq, row, kv_head).out[0], H);
+    all.Write(RowOut(a, seq, row, kv_head), H);
   }
 }
 
-// As many rows at once as there are, up to kMaxRows: for each such number a function of its own.
+// As many rows at once as there are, up to kRows: for each such number a function of its own.
 template <typename T, int kRows>
 void AttendUpTo(const AttentionArgs& a, int64_t seq, int64_t begin, int64_t end, int64_t kv_head,
                 int64_t segment, float* part) {
@@ -266,7 +290,9 @@ void AttendUpTo(const AttentionArgs& a, int64_t seq, int64_t begin, int64_t end,
     if (part) part += kRows * (2 + a.head_dim);
   }
   if constexpr (kRows > 1) {
-    if (begin < end) AttendUpTo<T, kRows - 1>(a, seq, begin, end, kv_head, segment, part);
+    if (begin < end)
+      AttendUpTo<T, (kRows > kMaxRows ? kMaxRows : kRows - 1)>(a, seq, begin, end, kv_head,
+                                                               segment, part);
   }
 }
 

@@ -40,14 +40,13 @@ inline void EachProduct(const Weight& w, const Activations& a, int64_t row, int6
   const UnpackFn unpack = ChooseQuantised<UnpackOf>(w.format);
   const int64_t tiles = tile_end - tile;
   const float factor = Lower(w);
-  alignas(64) float sums[kBlockRows * kPair * kLanes];
-  for (; row < row_end; row += kBlockRows) {
-    const int64_t rows = std::min(kBlockRows, row_end - row);
-    MultiplyPair(w, unpack, tile, tiles, a, row, rows, sums);
-    for (int64_t r = 0; r < rows; ++r)
+  const auto done = [&](const float* sums, int64_t first, int64_t count) {
+    for (int64_t r = 0; r < count; ++r, sums += kPair * kLanes)
       for (int64_t t = 0; t < tiles; ++t)
-        write(row + r, tile + t, Load<F32>(sums + (r * kPair + t) * kLanes) * factor);
-  }
+        write(first + r, tile + t, Load<F32>(sums + t * kLanes) * factor);
+  };
+  for (; row < row_end; row += kBlockRows)
+    MultiplyPair(w, unpack, tile, tiles, a, row, std::min(kBlockRows, row_end - row), done);
 }
 
 bool Supports(Format f) { return !f.quantised() || ChooseQuantised<UnpackOf>(f); }
@@ -192,9 +191,9 @@ void AttentionWrite(const AttentionArgs& a, int64_t seq, int64_t token) {
 void Attend(const AttentionArgs& a, int64_t seq, int64_t begin, int64_t end, int64_t kv_head,
             int64_t segment, float* part) {
   if (a.kv_type == KVType::kBfloat16)
-    AttendUpTo<uint16_t, kMaxRows>(a, seq, begin, end, kv_head, segment, part);
+    AttendUpTo<uint16_t, 2 * kMaxRows>(a, seq, begin, end, kv_head, segment, part);
   else
-    AttendUpTo<float, kMaxRows>(a, seq, begin, end, kv_head, segment, part);
+    AttendUpTo<float, 2 * kMaxRows>(a, seq, begin, end, kv_head, segment, part);
 }
 
 #define LLMJAX_STR2(x) #x

@@ -81,7 +81,11 @@ inline F32 Max(F32 a, F32 b) { return a > b ? a : b; }
 inline F32 Min(F32 a, F32 b) { return a < b ? a : b; }
 
 inline F32 FromBf16(U16 v) {
+#if defined(__AVX512F__)
+  return (F32)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)v), 16);
+#else
   return (F32)(__builtin_convertvector(v, U32) << 16);
+#endif
 }
 
 inline U16 ToBf16(F32 v) {
@@ -104,11 +108,18 @@ inline F32 FromF16(U16 v) {
 
 // The last steps of a sum over lanes; the order is fixed.
 inline float Sum(F32 v) {
+#if defined(__AVX512F__)
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#else
   float x[kLanes];
   Store(x, v);
   for (int n = kLanes / 2; n > 0; n /= 2)
     for (int i = 0; i < n; ++i) x[i] += x[i + n];
   return x[0];
+#endif
 }
 
 inline int32_t Sum(I32 v) {
