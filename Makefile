@@ -49,7 +49,9 @@ sanitize: $(VENV)/.dev ## Test the native kernels with address and undefined beh
 	CXXFLAGS="-O1 -g1 -w -fsanitize=address,undefined -fno-sanitize-recover=undefined" \
 		$(BIN)/python hatch_build.py build/sanitize
 	$(SANITIZED) $(BIN)/python -m pytest --capture=no -m every_isa tests/kernels
-	$(SANITIZED) LLMJAX_ISA=generic $(BIN)/python -m pytest --capture=no tests/kernels/test_bounds.py
+	for isa in avx512 generic; do \
+		$(SANITIZED) LLMJAX_ISA=$$isa $(BIN)/python -m pytest --capture=no tests/kernels/test_bounds.py || exit 1; \
+	done
 
 lint: $(VENV)/.dev ## Style and the import floors
 	$(BIN)/ruff check .

@@ -20,6 +20,7 @@ import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -44,8 +45,14 @@ INSTRUCTION_SETS = {
         "generic": [],
         "avx2": ["-march=x86-64-v3"],
         "avx512": ["-march=x86-64-v4", "-mavx512vnni"],
+        "amx": [
+            *("-march=x86-64-v4", "-mavx512vnni", "-mavx512fp16", "-mavx512bf16"),
+            *("-mamx-tile", "-mamx-bf16"),
+        ],
     }
 }
+# Left out where the compiler, or its assembler, does not know them: an instruction of each.
+OPTIONAL = {"amx": 'void f() { asm("tdpbf16ps %tmm0, %tmm1, %tmm2; vaddph %zmm0, %zmm1, %zmm2"); }'}
 
 
 class NativeKernels(BuildHookInterface):
@@ -115,7 +122,7 @@ def build(root: Path, folder: Path) -> Path:
         return made
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        objects = list(threads.map(compiled, _units(sources, target)))
+        objects = list(threads.map(compiled, _units(sources, _instruction_sets(command, target))))
     for old in set(folder.glob("*.o")) - set(objects):
         old.unlink()
     library = folder / LIBRARY
@@ -128,14 +135,35 @@ def build(root: Path, folder: Path) -> Path:
     return library
 
 
-def _units(sources: Path, target: str) -> list[tuple[str, list[str]]]:
-    """What to compile, and the flags of each; the slowest first."""
+def _instruction_sets(command: list[str], target: str) -> dict[str, list[str]]:
+    """Those to compile for and their flags."""
     sets = INSTRUCTION_SETS.get(target.split("-")[0], {"generic": []})
+    return {
+        isa: flags
+        for isa, flags in sets.items()
+        if isa not in OPTIONAL or ("linux" in target and _compiles(command + flags, OPTIONAL[isa]))
+    }
+
+
+def _compiles(command: list[str], source: str) -> bool:
+    with TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [*command, "-x", "c++", "-c", "-", "-o", f"{folder}/made.o"],
+            input=source,
+            capture_output=True,
+            text=True,
+        )
+    return done.returncode == 0
+
+
+def _units(sources: Path, sets: dict[str, list[str]]) -> list[tuple[str, list[str]]]:
+    """What to compile, and the flags of each; the slowest first."""
     kernels = [("kernels.cc", [*flags, f"-DLLMJAX_ISA={isa}"]) for isa, flags in sets.items()]
     digest = runpy.run_path(str(sources.parent / "sources.py"))["digest"](sources)
     flags = {"sources.cc": [f'-DLLMJAX_SOURCES="{digest}"']}
     others = [path.name for path in sorted(sources.glob("*.cc")) if path.name != "kernels.cc"]
-    return kernels[::-1] + [(name, flags.get(name, [])) for name in others]
+    has = [f"-DLLMJAX_HAS_{isa}" for isa in sets if isa in OPTIONAL]
+    return kernels[::-1] + [(name, [*has, *flags.get(name, [])]) for name in others]
 
 
 def _headers() -> Path:

@@ -80,7 +80,7 @@ def test_a_wheel_with_the_native_kernels(build, tmp_path):
         assert not [name for name in archive.namelist() if "native/src" in name]
         library = ctypes.CDLL(archive.extract(LIBRARY, tmp_path / "wheel"))
     library.llmjax_isa.restype = ctypes.c_char_p
-    assert library.llmjax_isa() in (b"avx512", b"avx2", b"generic")
+    assert library.llmjax_isa() in (b"amx", b"avx512", b"avx2", b"generic")
     assert not hasattr(library, "_Z11BestKernelsv")  # only what is called from outside is seen
 
 
@@ -91,3 +91,18 @@ def test_a_source_distribution_can_build_them(build):
     sources = {f"kernels/llmjax_kernels/native/src/{path.name}" for path in SOURCES.iterdir()}
     assert sources | {"hatch_build.py", "pyproject.toml"} <= names
     assert not [name for name in names if name.endswith(".so")]
+
+
+def test_an_instruction_set_that_the_compiler_does_not_know_is_left_out(monkeypatch):
+    pytest.importorskip("hatchling")
+    monkeypatch.syspath_prepend(ROOT)
+    import hatch_build
+
+    def sets(*compiler: str, target: str = "x86_64-linux-gnu") -> list[str]:
+        return list(hatch_build._instruction_sets([*compiler], target))
+
+    known = ["generic", "avx2", "avx512"]
+    assert sets("false") == known
+    assert sets("true") == [*known, "amx"]
+    assert sets("true", target="x86_64-apple-darwin") == known
+    assert sets("true", target="aarch64-linux-gnu") == ["generic"]

@@ -16,7 +16,7 @@ from numpy.random import mtrand
 from llmjax_kernels import native
 from llmjax_kernels.native import sources
 
-ORDER = ("avx512", "avx2", "generic")
+ORDER = ("amx", "avx512", "avx2", "generic")
 
 
 def test_the_environment_decides(monkeypatch):

@@ -62,7 +62,7 @@ def library() -> ctypes.CDLL:
 
 
 def instruction_set() -> str:
-    """Which of the compiled variants runs here: avx512, avx2 or generic."""
+    """Which of the compiled variants runs here: amx, avx512, avx2 or generic."""
     return library().llmjax_isa().decode()
 
 

@@ -89,11 +89,16 @@ struct Softmax {
   }
 };
 
-// Where the queries of a run of rows are, and which keys they see at most.
+// Where row `row` of a sequence's run and a kv head is written.
+inline float* RowOut(const AttentionArgs& a, int64_t seq, int64_t row, int64_t kv_head) {
+  const int64_t group = a.heads / a.kv_heads, query = a.query_starts[seq] + row / group;
+  return a.out + (query * a.heads + kv_head * group + row % group) * a.head_dim;
+}
+
+// The queries of some rows, and which keys they see at most.
 template <int kRows>
 struct QueryRows {
-  const float* q[kRows];
-  float* out[kRows];
+  alignas(64) float q[kMaxHeadDim * kRows];  // [head_dim, rows]
   int32_t position[kRows];
   int64_t begin, end;
 
@@ -103,8 +108,8 @@ struct QueryRows {
     const int64_t first = a.kv_lens[seq] - (a.query_starts[seq + 1] - start);
     for (int r = 0; r < kRows; ++r) {
       const int64_t query = (row + r) / group, head = kv_head * group + (row + r) % group;
-      q[r] = a.q + (start + query) * a.q_stride + head * H;
-      out[r] = a.out + ((start + query) * a.heads + head) * H;
+      const float* from = a.q + (start + query) * a.q_stride + head * H;
+      for (int64_t i = 0; i < H; ++i) q[i * kRows + r] = from[i];
       position[r] = int32_t(first + query);
     }
     end = position[kRows - 1] + 1;
@@ -118,33 +123,44 @@ template <typename T, int kRows>
 void AttendKeys(const AttentionArgs& a, int64_t seq, const QueryRows<kRows>& rows, int64_t kv_head,
                 int64_t begin, int64_t end, Softmax* state) {
   const int64_t H = a.head_dim;
-  alignas(64) float weight[kRows][kKeys];
+  alignas(64) float weight[kRows][kKeys];  // first the scores
   float shrink[kRows];
-  const auto& q = rows.q;
   const auto& position = rows.position;
   for (int r = 0; r < kRows; ++r) state[r].Clear(H);
   const I32 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   for (int64_t block = begin; block < end; block += kKeys) {
     const int64_t keys = end - block < kKeys ? end - block : kKeys;
+    constexpr int kBlocks = kKeys / kLanes + 1;
+    const T *k[kBlocks], *v[kBlocks];
+    const float *k_scale[kBlocks], *v_scale[kBlocks];
+    for (int64_t at = 0; at < keys + kLanes; at += kLanes) {
+      const int64_t key = block + at < end ? block + at : block;  // behind the last: any that is
+      const KvBlock<T> found(a, seq, key, kv_head);
+      const int64_t i = at / kLanes;
+      k[i] = found.k, v[i] = found.v, k_scale[i] = found.k_scale, v_scale[i] = found.v_scale;
+    }
     F32 best[kRows];
     for (int r = 0; r < kRows; ++r) best[r] = Splat(kMasked);
     for (int64_t at = 0; at < keys; at += kLanes) {
-      const KvBlock<T> here(a, seq, block + at, kv_head);
-      // Pages lie anywhere: without this each would be waited for.
-      const int64_t next = block + at + kLanes < end ? block + at + kLanes : block + at;
-      const T* next_k = KvBlock<T>(a, seq, next, kv_head).k;
-      F32 score[kRows] = {};
-      for (int64_t i = 0; i < H; ++i) {
+      const T *from = k[at / kLanes], *next = k[at / kLanes + 1], *values = v[at / kLanes];
+      const float* q = rows.q;
+      F32 score[kRows];
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) score[r] = F32{};
+      for (int64_t i = 0; i < H; ++i, q += kRows) {
+        // Pages lie anywhere: without this each would be waited for.
         if (i * kLanes * sizeof(T) % 64 == 0) {
-          Prefetch(here.v + i * kLanes);
-          Prefetch(next_k + i * kLanes);
+          Prefetch(values + i * kLanes);
+          Prefetch(next + i * kLanes);
         }
-        const F32 channel = KvLoad(here.k + i * kLanes);
-        for (int r = 0; r < kRows; ++r) score[r] = MulAdd(channel, Splat(q[r][i]), score[r]);
+        const F32 channel = KvLoad(from + i * kLanes);
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) score[r] = MulAdd(channel, Splat(q[r]), score[r]);
       }
       const I32 key = lanes + int32_t(block + at);
+#pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
-        if constexpr (Kv<T>::kScaled) score[r] *= Load<F32>(here.k_scale);
+        if constexpr (Kv<T>::kScaled) score[r] *= Load<F32>(k_scale[at / kLanes]);
         if (a.softcap > 0) score[r] = Tanh(score[r] / a.softcap) * a.softcap;
         I32 seen = key <= position[r];
         if (a.window) seen &= key > int32_t(position[r] - a.window);
@@ -170,7 +186,7 @@ void AttendKeys(const AttentionArgs& a, int64_t seq, const QueryRows<kRows>& row
     if constexpr (Kv<T>::kScaled) {
       // Of lanes behind the last key, which weigh nothing, the scale may be anything.
       for (int64_t at = 0; at < keys; at += kLanes) {
-        const F32 scale = Load<F32>(KvBlock<T>(a, seq, block + at, kv_head).v_scale);
+        const F32 scale = Load<F32>(v_scale[at / kLanes]);
         for (int r = 0; r < kRows; ++r) {
           const F32 p = Load<F32>(&weight[r][at]);
           Store(&weight[r][at], p == F32{} ? F32{} : p * scale);
@@ -179,16 +195,19 @@ void AttendKeys(const AttentionArgs& a, int64_t seq, const QueryRows<kRows>& row
     }
     for (int64_t i = 0; i < H; i += kLanes) {
       F32 value[kRows];
+#pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) value[r] = Load<F32>(state[r].acc + i) * shrink[r];
       for (int64_t at = 0; at < keys; at += kLanes) {
-        const T* v = KvBlock<T>(a, seq, block + at, kv_head).v + i;
+        const T* from = v[at / kLanes] + i;
         const int64_t count = keys - at < kLanes ? keys - at : kLanes;
-        for (int64_t t = 0; t < count; ++t) {
-          const F32 channel = KvLoad(v + t * H);
-          for (int r = 0; r < kRows; ++r)
-            value[r] = MulAdd(channel, Splat(weight[r][at + t]), value[r]);
+        for (int64_t t = 0; t < count; ++t, from += H) {
+          const F32 channel = KvLoad(from);
+          const float* by = weight[0] + at + t;
+#pragma GCC unroll 16
+          for (int r = 0; r < kRows; ++r) value[r] = MulAdd(channel, Splat(by[r * kKeys]), value[r]);
         }
       }
+#pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) Store(state[r].acc + i, value[r]);
     }
   }
@@ -220,7 +239,7 @@ void AttendRows(const AttentionArgs& a, int64_t seq, int64_t row, int64_t kv_hea
     attend(s);
     for (int r = 0; r < kRows; ++r) all[r].Merge(state[r].largest, state[r].total, state[r].acc, H);
   }
-  for (int r = 0; r < kRows; ++r) all[r].Write(rows.out[r], H);
+  for (int r = 0; r < kRows; ++r) all[r].Write(RowOut(a, seq, row + r, kv_head), H);
 }
 
 // Puts the parts [segments, rows, 2 + H] of rows [begin, end) together.
@@ -234,11 +253,11 @@ void MergeParts(const AttentionArgs& a, int64_t seq, int64_t begin, int64_t end,
       const float* part = parts + (s * rows + row - begin) * (2 + H);
       all.Merge(part[0], part[1], part + 2, H);
     }
-    all.Write(QueryRows<1>(a, seq, row, kv_head).out[0], H);
+    all.Write(RowOut(a, seq, row, kv_head), H);
   }
 }
 
-// As many rows at once as there are, up to kMaxRows: for each such number a function of its own.
+// As many rows at once as there are, up to kRows: for each such number a function of its own.
 template <typename T, int kRows>
 void AttendUpTo(const AttentionArgs& a, int64_t seq, int64_t begin, int64_t end, int64_t kv_head,
                 int64_t segment, float* part) {
@@ -247,7 +266,9 @@ void AttendUpTo(const AttentionArgs& a, int64_t seq, int64_t begin, int64_t end,
     if (part) part += kRows * (2 + a.head_dim);
   }
   if constexpr (kRows > 1) {
-    if (begin < end) AttendUpTo<T, kRows - 1>(a, seq, begin, end, kv_head, segment, part);
+    if (begin < end)
+      AttendUpTo<T, (kRows > kMaxRows ? kMaxRows : kRows - 1)>(a, seq, begin, end, kv_head,
+                                                               segment, part);
   }
 }
 

@@ -19,8 +19,6 @@ using S32 = ffi::Buffer<ffi::S32>;
 using U8 = ffi::Buffer<ffi::U8>;
 using Out = ffi::Result<F32>;
 
-constexpr int64_t kRowsOfPiece = 64;  // of a matmul: they stay in a core's cache
-
 const float* Optional(const F32& b) { return b.element_count() ? b.typed_data() : nullptr; }
 
 // One handler's run: threads and scratch memory.
@@ -94,15 +92,18 @@ Activations Prepare(Call& call, const float* x, int64_t M, int64_t K, const floa
   Activations a{};
   a.values = x;
   float* normed = norm ? call.Scratch<float>(M * K) : nullptr;
-  if (codes) {
-    a.codes = call.Scratch<int8_t>(M * K);
-    a.scales = call.Scratch<float>(M * K / 32);
-    a.sums = call.Scratch<float>(M * K / 32);
-    a.half_sums = call.Scratch<float>(M * K / 16);
+  const Kernels& kernels = BestKernels();
+  const int64_t room = Activations::Padded(M) * K;
+  if (codes && kernels.bf16) {
+    a.bf16 = call.Scratch<uint16_t>(room);
+  } else if (codes) {
+    a.codes = call.Scratch<int8_t>(room);
+    a.scales = call.Scratch<float>(room / 32);
+    a.sums = call.Scratch<float>(room / 32);
+    a.half_sums = call.Scratch<float>(room / 16);
   }
   if (!codes && !norm) return a;
-  const Kernels& kernels = BestKernels();
-  call.Ranges(M, 8, [&](int64_t begin, int64_t end) {
+  call.Ranges(M, Activations::kRows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const float* from = x + row * K;
       if (norm) {
@@ -128,19 +129,20 @@ void EachPiece(Call& call, int64_t M, std::initializer_list<Product> products, c
     const Product* product;
     int64_t row_begin, row_end, tile_begin, tile_end;
   };
+  const Kernels& kernels = BestKernels();
+  const int64_t rows = kernels.rows_of_piece, at_once = kernels.tiles_at_once;
   int64_t tiles = 0;
   for (const Product& p : products) tiles += p.weight->tiles();
-  const int64_t row_blocks = (M + kRowsOfPiece - 1) / kRowsOfPiece;
   // Few rows: long runs of weights, which memory delivers best. Many: pieces that balance.
-  const int64_t pieces_of_thread = M <= 8 ? 2 : 8;
-  const int64_t step = std::max<int64_t>(
-      1, (tiles * row_blocks + call.threads() * pieces_of_thread - 1) / (call.threads() * pieces_of_thread));
+  const int64_t count = call.threads() * (M <= 8 ? 2 : 8), row_blocks = (M + rows - 1) / rows;
+  const int64_t share = std::max<int64_t>(1, (tiles * row_blocks + count - 1) / count);
+  const int64_t step = (share + at_once - 1) / at_once * at_once;
   std::vector<Piece> pieces;
   for (const Product& p : products)
     for (int64_t tile = 0; tile < p.weight->tiles(); tile += step)
-      for (int64_t row = 0; row < M; row += kRowsOfPiece)
-        pieces.push_back({&p, row, std::min(M, row + kRowsOfPiece), tile,
-                          std::min(p.weight->tiles(), tile + step)});
+      for (int64_t row = 0; row < M; row += rows)
+        pieces.push_back(
+            {&p, row, std::min(M, row + rows), tile, std::min(p.weight->tiles(), tile + step)});
   call.Each(int64_t(pieces.size()), [&](int64_t i) {
     const Piece& p = pieces[i];
     fn(*p.product, p.row_begin, p.row_end, p.tile_begin, p.tile_end);

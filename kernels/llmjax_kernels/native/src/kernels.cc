@@ -1,6 +1,11 @@
 // Compiled once per instruction set; LLMJAX_ISA names the table it defines.
 #include "kernels.h"
 
+#include <algorithm>
+
+#if defined(__AMX_BF16__)
+#include "amx.h"
+#endif
 #include "attention.h"
 #include "matmul.h"
 #include "quantise.h"
@@ -9,17 +14,64 @@
 
 namespace {
 
+// write(row, tile, product) for rows [row, row_end) of a tile.
 template <typename Write>
-inline void EachRow(const Weight& w, const Activations& a,
-                     int64_t row_begin, int64_t row_end, int64_t tile, const Write& write) {
+inline void EachRow(const Weight& w, const Activations& a, int64_t row, int64_t row_end,
+                    int64_t tile, const Write& write) {
   F32 product[kMaxRows];
-  for (int64_t row = row_begin; row < row_end;) {
+  while (row < row_end) {
     const int rows = RowsAtOnce(row_end - row);
     Tile(w.format, rows)(w, tile, a, row, product);
-    for (int r = 0; r < rows; ++r) write(row + r, product[r]);
+    for (int r = 0; r < rows; ++r) write(row + r, tile, product[r]);
     row += rows;
   }
 }
+
+// The same of tiles [tile, tile_end), at most kTilesAtOnce. Where rows begin, a block of 16 does.
+#if defined(__AMX_BF16__)
+constexpr int64_t kTilesAtOnce = kPair;
+
+template <typename Write>
+inline void EachProduct(const Weight& w, const Activations& a, int64_t row, int64_t row_end,
+                        int64_t tile, int64_t tile_end, const Write& write) {
+  if (!w.format.quantised()) {
+    for (; tile < tile_end; ++tile) EachRow(w, a, row, row_end, tile, write);
+    return;
+  }
+  const UnpackFn unpack = ChooseQuantised<UnpackOf>(w.format);
+  const int64_t tiles = tile_end - tile;
+  const float factor = Lower(w);
+  const auto done = [&](const float* sums, int64_t first, int64_t count) {
+    for (int64_t r = 0; r < count; ++r, sums += kPair * kLanes)
+      for (int64_t t = 0; t < tiles; ++t)
+        write(first + r, tile + t, Load<F32>(sums + t * kLanes) * factor);
+  };
+  for (; row < row_end; row += kBlockRows)
+    MultiplyPair(w, unpack, tile, tiles, a, row, std::min(kBlockRows, row_end - row), done);
+}
+
+bool Supports(Format f) { return !f.quantised() || ChooseQuantised<UnpackOf>(f); }
+
+constexpr bool kBf16 = true;
+constexpr auto kQuantize = NarrowRow;
+#else
+struct TileRegisters {
+  ~TileRegisters() {}
+};
+constexpr int64_t kTilesAtOnce = 1;
+constexpr int64_t kBlockRows = 64;  // stay in a core's cache
+
+template <typename Write>
+inline void EachProduct(const Weight& w, const Activations& a, int64_t row, int64_t row_end,
+                        int64_t tile, int64_t, const Write& write) {
+  EachRow(w, a, row, row_end, tile, write);
+}
+
+bool Supports(Format f) { return Tile(f, 1) != nullptr; }
+
+constexpr bool kBf16 = false;
+constexpr auto kQuantize = QuantizeRow;
+#endif
 
 inline void StoreLanes(float* to, F32 v, int64_t lanes) {
   if (lanes >= kLanes) {
@@ -38,17 +90,16 @@ inline F32 LoadLanes(const float* from, int64_t lanes) {
 
 void Matmul(const Weight& w, const Activations& a, int64_t row_begin, int64_t row_end,
             int64_t tile_begin, int64_t tile_end, const Epilogue& to) {
-  for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
-    const int64_t n = tile * kLanes, lanes = w.N - n;
-    const F32 bias = to.bias ? LoadLanes(to.bias + n, lanes) : F32{};
-    EachRow(w, a, row_begin, row_end, tile, [&](int64_t row, F32 value) {
-      const int64_t at = row * to.stride + n;
-      if (to.bias) value += bias;
-      if (to.residual)
-        value = MulAdd(value, Splat(to.residual_scale), LoadLanes(to.residual + at, lanes));
-      StoreLanes(to.out + at, value, lanes);
-    });
-  }
+  const auto write = [&](int64_t row, int64_t tile, F32 value) {
+    const int64_t n = tile * kLanes, lanes = w.N - n, at = row * to.stride + n;
+    if (to.bias) value += LoadLanes(to.bias + n, lanes);
+    if (to.residual)
+      value = MulAdd(value, Splat(to.residual_scale), LoadLanes(to.residual + at, lanes));
+    StoreLanes(to.out + at, value, lanes);
+  };
+  const TileRegisters registers;
+  for (int64_t tile = tile_begin; tile < tile_end; tile += kTilesAtOnce)
+    EachProduct(w, a, row_begin, row_end, tile, std::min(tile_end, tile + kTilesAtOnce), write);
 }
 
 inline F32 Gate(Activation kind, F32 x) {
@@ -68,17 +119,22 @@ inline F32 Gate(Activation kind, F32 x) {
 void Gated(const Weight& gate, const Weight& up, const Activations& a, int64_t row_begin,
            int64_t row_end, int64_t tile_begin, int64_t tile_end, Activation activation,
            const float* gate_bias, const float* up_bias, float* out, int64_t stride) {
-  for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
+  const auto write_gate = [&](int64_t row, int64_t tile, F32 value) {
     const int64_t n = tile * kLanes, lanes = gate.N - n;
-    const F32 gb = gate_bias ? LoadLanes(gate_bias + n, lanes) : F32{};
-    const F32 ub = up_bias ? LoadLanes(up_bias + n, lanes) : F32{};
-    EachRow(gate, a, row_begin, row_end, tile, [&](int64_t row, F32 value) {
-      StoreLanes(out + row * stride + n, Gate(activation, value + gb), lanes);
-    });
-    EachRow(up, a, row_begin, row_end, tile, [&](int64_t row, F32 value) {
-      float* to = out + row * stride + n;
-      StoreLanes(to, LoadLanes(to, lanes) * (value + ub), lanes);
-    });
+    if (gate_bias) value += LoadLanes(gate_bias + n, lanes);
+    StoreLanes(out + row * stride + n, Gate(activation, value), lanes);
+  };
+  const auto write_up = [&](int64_t row, int64_t tile, F32 value) {
+    const int64_t n = tile * kLanes, lanes = gate.N - n;
+    if (up_bias) value += LoadLanes(up_bias + n, lanes);
+    float* to = out + row * stride + n;
+    StoreLanes(to, LoadLanes(to, lanes) * value, lanes);
+  };
+  const TileRegisters registers;
+  for (int64_t tile = tile_begin; tile < tile_end; tile += kTilesAtOnce) {
+    const int64_t end = std::min(tile_end, tile + kTilesAtOnce);
+    EachProduct(gate, a, row_begin, row_end, tile, end, write_gate);
+    EachProduct(up, a, row_begin, row_end, tile, end, write_up);
   }
 }
 
@@ -141,7 +197,7 @@ void AttentionWrite(const AttentionArgs& a, int64_t seq, int64_t token) {
 void Attend(const AttentionArgs& a, int64_t seq, int64_t begin, int64_t end, int64_t kv_head,
             int64_t segment, float* part) {
   const auto attend = [&](auto kind) {
-    AttendUpTo<decltype(kind), kMaxRows>(a, seq, begin, end, kv_head, segment, part);
+    AttendUpTo<decltype(kind), 2 * kMaxRows>(a, seq, begin, end, kv_head, segment, part);
   };
   switch (a.kv_type) {
     case KVType::kFloat32: return attend(float{});
@@ -152,8 +208,6 @@ void Attend(const AttentionArgs& a, int64_t seq, int64_t begin, int64_t end, int
   }
 }
 
-bool Supports(Format f) { return Tile(f, 1) != nullptr; }
-
 #define LLMJAX_STR2(x) #x
 #define LLMJAX_STR(x) LLMJAX_STR2(x)
 #define LLMJAX_JOIN2(a, b) a##b
@@ -163,7 +217,7 @@ bool Supports(Format f) { return Tile(f, 1) != nullptr; }
 
 extern const Kernels LLMJAX_JOIN(kKernels_, LLMJAX_ISA);
 const Kernels LLMJAX_JOIN(kKernels_, LLMJAX_ISA) = {
-    LLMJAX_STR(LLMJAX_ISA), RmsNormRow, QuantizeRow, Supports, Matmul,
+    LLMJAX_STR(LLMJAX_ISA), kBf16, kBlockRows, kTilesAtOnce, RmsNormRow, kQuantize, Supports, Matmul,
     Gated, AttentionWrite, Attend, MergeParts, kSegment, Row,
     QuantiseTile,
 };

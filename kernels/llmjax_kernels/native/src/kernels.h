@@ -5,13 +5,25 @@
 
 #include "format.h"
 
-// Activations [M, K] as matmuls read them: float rows, or 8-bit codes in groups of 32.
+// Activations [M, K] as matmuls read them: float rows, or what quantised weights are multiplied
+// with: 8-bit codes in groups of 32, or bfloat16. There 16 rows lie together: the places of rows
+// that are computed at once differ by constants, and a matrix unit loads 32 inputs of theirs.
 struct Activations {
   const float* values;
-  int8_t* codes;       // [M, K]
-  float* scales;       // [M, K / 32]
-  float* sums;         // [M, K / 32] of the codes
-  float* half_sums;    // [M, K / 16]
+  uint16_t* bf16;      // [M / 16, K / 32, 16, 32]; or these:
+  int8_t* codes;       // [M / 16, K / 32, 16, 32]
+  float* scales;       // [M / 16, K / 32, 16]
+  float* sums;         // [M / 16, K / 32, 16] of the codes
+  float* half_sums;    // [M / 16, K / 16, 16]
+
+  static constexpr int64_t kRows = 16;
+
+  // Rows that there must be room for.
+  LLMJAX_INLINE static int64_t Padded(int64_t M) { return (M + kRows - 1) / kRows * kRows; }
+  // Where group `group` of a row is, of the `groups` that a row has.
+  LLMJAX_INLINE static int64_t At(int64_t row, int64_t groups, int64_t group) {
+    return (row / kRows * groups + group) * kRows + row % kRows;
+  }
 };
 
 enum class Activation : int64_t { kNone = 0, kSilu = 1, kGelu = 2, kGeluTanh = 3 };
@@ -54,6 +66,9 @@ struct AttentionArgs {
 
 struct Kernels {
   const char* name;
+  bool bf16;               // what `quantize` writes: Activations::bf16, or the codes
+  int64_t rows_of_piece;   // of a matmul that one thread best does at once
+  int64_t tiles_at_once;   // a piece has a multiple of these
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* y);
   void (*quantize)(const float* x, int64_t K, int64_t row, const Activations& out);
   bool (*supports)(Format format);

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels.h"
+#include "rows.h"
 #include "simd.h"
 
 namespace {
@@ -63,11 +64,17 @@ inline uint8_t ToFloat8(float x) {
   return uint8_t(sign | ((bits >> kDropped) - ((127u - kBias) << kMantissa)));
 }
 
-inline void KvStore(float x, float* to) { *to = x; }
-inline void KvStore(float x, uint16_t* to) { *to = ToBf16(Splat(x))[0]; }
-inline void KvStore(float x, int8_t* to) { *to = int8_t(std::nearbyint(x)); }
-inline void KvStore(float x, E4m3* to) { to->bits = ToFloat8<3, 7>(x); }
-inline void KvStore(float x, E5m2* to) { to->bits = ToFloat8<2, 15>(x); }
+inline void KvNarrow(F32 x, float* to) { Store(to, x); }
+inline void KvNarrow(F32 x, uint16_t* to) { Store(to, ToBf16(x)); }
+inline void KvNarrow(F32 x, int8_t* to) {
+  Store(to, __builtin_convertvector(__builtin_convertvector(Round(x), I32), I8x16));
+}
+inline void KvNarrow(F32 x, E4m3* to) {
+  for (int i = 0; i < kLanes; ++i) to[i].bits = ToFloat8<3, 7>(x[i]);
+}
+inline void KvNarrow(F32 x, E5m2* to) {
+  for (int i = 0; i < kLanes; ++i) to[i].bits = ToFloat8<2, 15>(x[i]);
+}
 
 // Sixteen positions of one head, the first of them at a multiple of 16.
 template <typename T>
@@ -92,26 +99,32 @@ struct KvBlock {
   }
 };
 
-// Stores n channels, `stride` apart.
+// Stores a head's channels, `stride` apart; there are a multiple of 16.
 template <typename T>
 inline void KvStoreRow(const float* x, int64_t n, T* to, int64_t stride, float* scale) {
-  if constexpr (!Kv<T>::kScaled) {
-    for (int64_t i = 0; i < n; ++i) KvStore(x[i], to + i * stride);
-  } else {
-    float largest = 0;
-    bool finite = true;
-    for (int64_t i = 0; i < n; ++i) {
-      largest = std::fabs(x[i]) > largest ? std::fabs(x[i]) : largest;
-      finite &= std::isfinite(x[i]);
+  constexpr float kMost = Kv<T>::kMost;
+  float inverse = 1;
+  bool finite = true;
+  if constexpr (Kv<T>::kScaled) {
+    F32 largest{}, sum{};
+    for (int64_t i = 0; i < n; i += kLanes) {
+      const F32 v = Load<F32>(x + i);
+      largest = Max(largest, Max(v, -v));
+      sum += v * 0.0f;  // 0, or not a number
     }
+    const float most = MaxOf(largest);
     // What is not finite makes the whole row so.
-    *scale = finite ? largest / Kv<T>::kMost : NAN;
-    const float inverse = finite && largest > 1e-30f ? Kv<T>::kMost / largest : 0.0f;
-    for (int64_t i = 0; i < n; ++i) {
-      float code = finite ? x[i] * inverse : 0.0f;
-      code = code > Kv<T>::kMost ? Kv<T>::kMost : code < -Kv<T>::kMost ? -Kv<T>::kMost : code;
-      KvStore(code, to + i * stride);
-    }
+    finite = Sum(sum) == 0 && std::isfinite(most);
+    *scale = finite ? most / kMost : NAN;
+    inverse = finite && most > 1e-30f ? kMost / most : 0.0f;
+  }
+  for (int64_t i = 0; i < n; i += kLanes) {
+    F32 v = Load<F32>(x + i);
+    if constexpr (Kv<T>::kScaled)
+      v = finite ? Min(Max(v * inverse, Splat(-kMost)), Splat(kMost)) : F32{};
+    T narrow[kLanes];
+    KvNarrow(v, narrow);
+    for (int lane = 0; lane < kLanes; ++lane) to[(i + lane) * stride] = narrow[lane];
   }
 }
 

@@ -37,7 +37,11 @@ void QuantisedTile(const Weight& w, int64_t tile, const Activations& a, int64_t 
   const uint8_t* scales = codes + w.format.code_bytes(K);
   const uint8_t* minima = scales + w.format.scale_bytes(K);
   const float zero = -float(w.format.zero);
-  const int8_t* x = a.codes + row * K;
+  const int64_t at = Activations::At(row, blocks, 0);
+  const int8_t* x = a.codes + 32 * at;
+  const float* x_scales = a.scales + at;
+  const float* x_sums =
+      kHalves == 2 ? a.half_sums + Activations::At(row, 2 * blocks, 0) : a.sums + at;
   F32 sum[kRows] = {};
   for (int64_t b = 0; b < blocks; ++b, codes += kBlock) {
     for (int line = 0; line < kBlock; line += 64) Prefetch(codes + kAhead + line);
@@ -46,31 +50,39 @@ void QuantisedTile(const Weight& w, int64_t tile, const Activations& a, int64_t 
       if constexpr (kMinima) Prefetch(minima + kAhead + b * kHalves * 32);
     }
     for (int half = 0; half < kHalves; ++half) {
-      I32 dot[kRows] = {};
+      I32 dot[kRows];
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) dot[r] = Splat(kDotStart);
 #pragma GCC unroll 8
       for (int i = half * 8 / kHalves; i < (half + 1) * 8 / kHalves; ++i) {
         U8 c = Codes<kBits>(codes, i);
         if constexpr (kTable) c = Lookup(kIq4Table, c);
+#pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r)
-          dot[r] = Dot4<kBits != 8 && !kTable>(dot[r], c, x + r * K + b * 32 + 4 * i);
+          dot[r] = Dot4<kBits != 8 && !kTable>(dot[r], c, x + 32 * r + 4 * i);
       }
       const int64_t group = b * kHalves + half;
       const F32 scale = FromF16(Load<U16>(scales + group * 32));
+      const F32 offset = scale * -kDotOffset;
       F32 minimum{};
       if constexpr (kMinima) minimum = FromF16(Load<U16>(minima + group * 32));
+#pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
-        const int64_t at = (row + r) * blocks + b;
-        const F32 codes_sum = Splat(kHalves == 2 ? a.half_sums[2 * at + half] : a.sums[at]);
-        F32 value = ToFloat(dot[r]);
+        const F32 codes_sum = Splat(x_sums[r]);
+        F32 value = FromDot(dot[r]);
         if constexpr (kMinima) {
-          value = MulAdd(minimum, codes_sum, scale * value);
+          value = MulAdd(minimum, codes_sum, MulAdd(value, scale, offset));
         } else {
-          value = scale * MulAdd(Splat(zero), codes_sum, value);  // of integers: exact
+          value = MulAdd(MulAdd(Splat(zero), codes_sum, value), scale, offset);
         }
-        sum[r] = MulAdd(value, Splat(a.scales[at]), sum[r]);
+        sum[r] = MulAdd(value, Splat(x_scales[r]), sum[r]);
       }
+      x_sums += Activations::kRows;
     }
+    x += 32 * Activations::kRows;
+    x_scales += Activations::kRows;
   }
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) out[r] = sum[r] * w.scale;
 }
 
@@ -99,26 +111,41 @@ inline int RowsAtOnce(int64_t left) {
 // Products of `rows` rows, from `row` on, with the tile's 16 weight rows.
 typedef void (*TileFn)(const Weight& w, int64_t tile, const Activations& a, int64_t row, F32* out);
 
+// The value for a format of `Choice<bits, group, minima, table>::value`; none for others.
+template <template <int, int, bool, bool> class Choice>
+auto ChooseQuantised(Format f) -> decltype(Choice<4, 32, false, false>::value()) {
+  if (f.table()) return Choice<4, 32, false, true>::value();
+  const bool m = f.minima();
+  if (f.group == 16) {
+    if (f.bits == 4)
+      return m ? Choice<4, 16, true, false>::value() : Choice<4, 16, false, false>::value();
+    return f.bits == 6 && !m ? Choice<6, 16, false, false>::value() : nullptr;
+  }
+  switch (f.bits) {
+    case 4: return m ? Choice<4, 32, true, false>::value() : Choice<4, 32, false, false>::value();
+    case 5: return m ? Choice<5, 32, true, false>::value() : Choice<5, 32, false, false>::value();
+    case 8: return m ? nullptr : Choice<8, 32, false, false>::value();
+    default: return nullptr;
+  }
+}
+
+template <int kRows>
+struct TileOf {
+  template <int kBits, int kGroup, bool kMinima, bool kTable>
+  struct Choice {
+    static TileFn value() { return QuantisedTile<kBits, kGroup, kMinima, kTable, kRows>; }
+  };
+};
+
 template <int kRows>
 TileFn ChooseTile(Format f) {
   if (f.bits == 32) return FloatTile<32, kRows>;
   if (f.bits == 16) return FloatTile<16, kRows>;
-  if (f.table()) return QuantisedTile<4, 32, false, true, kRows>;
-  const bool m = f.minima();
-  if (f.group == 16) {
-    if (f.bits == 4) return m ? QuantisedTile<4, 16, true, false, kRows>
-                              : QuantisedTile<4, 16, false, false, kRows>;
-    if (f.bits == 6) return m ? nullptr : QuantisedTile<6, 16, false, false, kRows>;
-    return nullptr;
-  }
-  switch (f.bits) {
-    case 4: return m ? QuantisedTile<4, 32, true, false, kRows>
-                     : QuantisedTile<4, 32, false, false, kRows>;
-    case 5: return m ? QuantisedTile<5, 32, true, false, kRows>
-                     : QuantisedTile<5, 32, false, false, kRows>;
-    case 8: return m ? nullptr : QuantisedTile<8, 32, false, false, kRows>;
-    default: return nullptr;
-  }
+#if defined(__AMX_BF16__)
+  return nullptr;  // see amx.h
+#else
+  return ChooseQuantised<TileOf<kRows>::template Choice>(f);
+#endif
 }
 
 inline TileFn Tile(Format f, int rows) {

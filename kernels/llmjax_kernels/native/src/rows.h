@@ -35,32 +35,30 @@ inline void RmsNormRow(const float* x, const float* weight, float eps, int64_t n
 
 // Quantises a row to 8 bits in groups of 32; K is a multiple of 32.
 inline void QuantizeRow(const float* x, int64_t K, int64_t row, const Activations& out) {
-  int8_t* codes = out.codes + row * K;
+  typedef int8_t I8 __attribute__((vector_size(kLanes)));
   const int64_t groups = K / 32;
-  for (int64_t g = 0; g < groups; ++g, x += 32, codes += 32) {
+  for (int64_t g = 0; g < groups; ++g, x += 32) {
+    const int64_t at = Activations::At(row, groups, g);
     const F32 low = Load<F32>(x), high = Load<F32>(x + kLanes);
-    const F32 magnitude = Max(Max(low, -low), Max(high, -high));
-    const float largest = MaxOf(magnitude);
+    const float largest = MaxOf(Max(Max(low, -low), Max(high, -high)));
     float scale = largest / 127.0f;
     const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;  // finite
     float sums[2];
     for (int half = 0; half < 2; ++half) {
       F32 rounded = Round((half ? high : low) * inverse);
-      sums[half] = Sum(rounded);  // of small integers: exact in any order
-      if (!(std::fabs(sums[half]) <= 127 * kLanes)) {
+      if (!AllWithin(rounded, 127.0f)) {
         scale = NAN;  // what is not finite makes the whole row so
-        sums[half] = 0;
         rounded = F32{};
       }
       const I32 integers = __builtin_convertvector(rounded, I32);
-      typedef int8_t I8x16 __attribute__((vector_size(16)));
-      Store(codes + half * kLanes, __builtin_convertvector(integers, I8x16));
+      sums[half] = float(Sum(integers));
+      Store(out.codes + 32 * at + half * kLanes, __builtin_convertvector(integers, I8));
     }
-    const int64_t at = row * groups + g;
     out.scales[at] = scale;
     out.sums[at] = sums[0] + sums[1];
-    out.half_sums[2 * at] = sums[0];
-    out.half_sums[2 * at + 1] = sums[1];
+    const int64_t half_at = Activations::At(row, 2 * groups, 2 * g);
+    out.half_sums[half_at] = sums[0];
+    out.half_sums[half_at + Activations::kRows] = sums[1];
   }
 }
 

@@ -64,11 +64,28 @@ inline F32 MulAdd(F32 a, F32 b, F32 c) {
 #endif
 }
 
+// Integers below 2^22 as sums of 4-byte dot products build them up: from kDotStart. Where a
+// product and a sum are one rounding, they start at the bits of 1.5 * 2^23, so that the bits
+// of the sum are the float 1.5 * 2^23 + dot; what was added goes out with Scaled's product.
+#if defined(__AVX512F__) || defined(__FMA__)
+constexpr int32_t kDotStart = 0x4b400000;
+constexpr float kDotOffset = 12582912.0f;
+inline F32 FromDot(I32 dot) { return (F32)dot; }
+#else
+constexpr int32_t kDotStart = 0;
+constexpr float kDotOffset = 0.0f;
+inline F32 FromDot(I32 dot) { return ToFloat(dot); }
+#endif
+
 inline F32 Max(F32 a, F32 b) { return a > b ? a : b; }
 inline F32 Min(F32 a, F32 b) { return a < b ? a : b; }
 
 inline F32 FromBf16(U16 v) {
+#if defined(__AVX512F__)
+  return (F32)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)v), 16);
+#else
   return (F32)(__builtin_convertvector(v, U32) << 16);
+#endif
 }
 
 inline U16 ToBf16(F32 v) {
@@ -91,11 +108,39 @@ inline F32 FromF16(U16 v) {
 
 // The last steps of a sum over lanes; the order is fixed.
 inline float Sum(F32 v) {
+#if defined(__AVX512F__)
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#else
   float x[kLanes];
   Store(x, v);
   for (int n = kLanes / 2; n > 0; n /= 2)
     for (int i = 0; i < n; ++i) x[i] += x[i + n];
   return x[0];
+#endif
+}
+
+inline int32_t Sum(I32 v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32((__m512i)v);
+#else
+  int32_t sum = 0;
+  for (int i = 0; i < kLanes; ++i) sum += v[i];
+  return sum;
+#endif
+}
+
+// Whether every lane is in [-limit, limit]; what is not a number is not.
+inline bool AllWithin(F32 v, float limit) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask(_mm512_abs_ps(v), _mm512_set1_ps(limit), _CMP_LE_OQ) == 0xffff;
+#else
+  bool all = true;
+  for (int i = 0; i < kLanes; ++i) all &= v[i] >= -limit && v[i] <= limit;
+  return all;
+#endif
 }
 
 inline float MaxOf(F32 v) {
@@ -139,11 +184,14 @@ inline F32 Tanh(F32 x) {
 // kSmall: every code is below 128.
 template <bool kSmall>
 inline I32 Dot4(I32 acc, U8 codes, const int8_t* a) {
+#if defined(__AVX512VNNI__)
+  // By hand: compilers load and spread `a` first, with an instruction of its own.
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(codes), "m"(*(const int8_t(*)[4])a));
+  return acc;
+#else
   int32_t packed;
   std::memcpy(&packed, a, 4);
-#if defined(__AVX512VNNI__)
-  return (I32)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)codes, _mm512_set1_epi32(packed));
-#elif defined(__AVX2__)
+#if defined(__AVX2__)
   const __m256i x = _mm256_set1_epi32(packed), ones = _mm256_set1_epi16(1);
   __m256i in[2], out[2];
   std::memcpy(in, &codes, 64);
@@ -172,6 +220,7 @@ inline I32 Dot4(I32 acc, U8 codes, const int8_t* a) {
   }
   return acc;
 #endif
+#endif
 }
 
 // table[codes[i]] for codes below 16.
@@ -186,5 +235,6 @@ inline U8 Lookup(const uint8_t* table, U8 codes) {
 }
 
 inline void Prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+inline void PrefetchSoon(const void* p) { __builtin_prefetch(p, 0, 2); }  // for the second cache
 
 }  // namespace
