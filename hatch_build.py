@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -131,8 +132,10 @@ def _units(sources: Path, target: str) -> list[tuple[str, list[str]]]:
     """What to compile, and the flags of each; the slowest first."""
     sets = INSTRUCTION_SETS.get(target.split("-")[0], {"generic": []})
     kernels = [("kernels.cc", [*flags, f"-DLLMJAX_ISA={isa}"]) for isa, flags in sets.items()]
+    digest = runpy.run_path(str(sources.parent / "sources.py"))["digest"](sources)
+    flags = {"sources.cc": [f'-DLLMJAX_SOURCES="{digest}"']}
     others = [path.name for path in sorted(sources.glob("*.cc")) if path.name != "kernels.cc"]
-    return kernels[::-1] + [(name, []) for name in others]
+    return kernels[::-1] + [(name, flags.get(name, [])) for name in others]
 
 
 def _headers() -> Path:

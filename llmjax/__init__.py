@@ -10,13 +10,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .request import CompletionOutput, Logprob, RequestOutput, SamplingParams
+from .beam_search import BeamSearchParams
+from .request import CompletionOutput, Logprob, RequestOptions, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from .llm import LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "Logprob",
+    "RequestOptions",
+    "RequestOutput",
+    "SamplingParams",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -9,8 +9,10 @@ from typing import Any
 from .checks import type_errors
 from .errors import ConfigError
 
-POLICIES = ("fcfs", "priority")
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
+POLICIES = ("fcfs", "priority", "lpm")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("int8", "int4")
 
 
 def _require(ok: bool, message: str) -> None:
@@ -22,6 +24,20 @@ def check_types(config: Any) -> None:
     """Raises ConfigError where a field of a dataclass is not of its type."""
     for _, message in type_errors(config):
         raise ConfigError(message)
+
+
+def check_weight_types(dtype: str, quantization: str | None) -> None:
+    """Raises ConfigError where the two are unknown, or contradict each other."""
+    _require(dtype in DTYPES, f"dtype is {dtype!r}, allowed: {', '.join(DTYPES)}")
+    _require(
+        quantization is None or quantization in QUANTIZATIONS,
+        f"quantization is {quantization!r}, allowed: {', '.join(QUANTIZATIONS)}",
+    )
+    _require(
+        quantization is None or dtype == "auto",
+        f"quantization ({quantization}) says what weights become, and so does dtype ({dtype}), "
+        "allowed: one of them",
+    )
 
 
 @dataclass(frozen=True)
@@ -37,6 +53,9 @@ class ModelConfig:
         seed: of requests that bring none; by default a random one.
         served_model_name: the name clients use; by default what `model` says.
         chat_template: text or path of a Jinja template that replaces the model's own.
+        quantization: "int8" or "int4": weights that the checkpoint has as floats are quantised
+            while they are loaded, in groups of 32, for the native CPU kernels. int4 leaves the
+            matrix that gives the logits (the embedding too, where the two are one) at int8.
     """
 
     model: str
@@ -45,12 +64,13 @@ class ModelConfig:
     seed: int | None = None
     served_model_name: str | None = None
     chat_template: str | None = None
+    quantization: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.model, os.PathLike):
             object.__setattr__(self, "model", os.fspath(self.model))
         check_types(self)
-        _require(self.dtype in DTYPES, f"dtype is {self.dtype!r}, allowed: {', '.join(DTYPES)}")
+        check_weight_types(self.dtype, self.quantization)
         _require(
             self.max_model_len is None or self.max_model_len >= 2,
             f"max_model_len is {self.max_model_len}, allowed: 2 or more (a token in, a token out)",
@@ -72,6 +92,9 @@ class CacheConfig:
         gpu_memory_utilization: the share of the device's memory that weights, step
             temporaries and pages may fill together; by default 0.9 of an accelerator, 0.2
             of the host's memory on a CPU, where others work too.
+        kv_cache_dtype: how pages keep keys and values. "auto" is bfloat16, but float32 where
+            weights are float32. "int8", "fp8_e4m3" and "fp8_e5m2" take half of bfloat16's room
+            and a scale for each token and head.
         enable_prefix_caching: keep what requests have computed for others that begin alike,
             as long as there is room. Choices of one request share their prompt in any case.
         swap_space: GiB of host memory for the pages of preempted requests, where moving them
@@ -83,6 +106,7 @@ class CacheConfig:
     block_size: int = 16
     num_gpu_blocks_override: int | None = None
     gpu_memory_utilization: float | None = None
+    kv_cache_dtype: str = "auto"
     enable_prefix_caching: bool = True
     swap_space: float = 4.0
     kv_offloading_size: float = 0.0
@@ -98,6 +122,10 @@ class CacheConfig:
         _require(
             share is None or 0 < share <= 1,
             f"gpu_memory_utilization is {share}, allowed: above 0 up to 1",
+        )
+        _require(
+            self.kv_cache_dtype in KV_CACHE_DTYPES,
+            f"kv_cache_dtype is {self.kv_cache_dtype!r}, allowed: {', '.join(KV_CACHE_DTYPES)}",
         )
         for name in ("swap_space", "kv_offloading_size"):
             value = getattr(self, name)
@@ -119,13 +147,25 @@ class SchedulerConfig:
         max_paddings: the share of a step's token bucket that may be padding while prompt
             tokens wait that could fill it.
         enable_chunked_prefill: whether a prompt may be computed over several steps.
-        prefill_chunk_size: most prompt tokens of one sequence in a step, and of all
-            sequences together while any other sequence decodes, so that a decode never
-            waits longer than one chunk. Without chunking neither limit applies.
-        watermark: the share of pages that admission of a new request leaves free.
+        prefill_chunk_size: most prompt tokens of one sequence in a step. Without chunking
+            neither this limit nor the next two apply.
+        mixed_prefill_tokens: most prompt tokens of all sequences together in a step in which
+            others decode, as these wait for it; by default 128 on a CPU and elsewhere
+            `prefill_chunk_size`, which it never exceeds.
+        target_itl_ms: milliseconds between tokens: prompt tokens beside decodes are as many as
+            steps have time for by what they have been measured to take, at least 16 and at most
+            `mixed_prefill_tokens` where that is given. By default there is no target.
+        forecast_margin: a request is admitted where the pages that all will hold until they
+            end, by how long outputs have been, fit with so many standard deviations to spare;
+            "none" admits wherever there are pages for the prompt, and preempts later.
         max_queue_len: waiting requests beyond which new ones are refused; none is no limit.
+        queue_timeout: seconds that a request may wait for its turn before it is refused; by
+            default there is no limit.
         scheduling_policy: "fcfs": first come, first served. "priority": by the requests'
-            priority, a lower number first, then by arrival; higher priority preempts.
+            priority, a lower number first, then by arrival; higher priority preempts. "lpm":
+            first the request of whose prompt the prefix cache has most (longest prefix match).
+        fair_users: users that wait share tokens alike, whoever of them has sent most requests;
+            within a priority under "priority".
     """
 
     max_num_seqs: int = 256
@@ -133,9 +173,13 @@ class SchedulerConfig:
     max_paddings: float = 0.1
     enable_chunked_prefill: bool = True
     prefill_chunk_size: int = 512
-    watermark: float = 0.01
+    mixed_prefill_tokens: int | None = None
+    target_itl_ms: float | None = None
+    forecast_margin: float | None = 1.5
     max_queue_len: int | None = 4096
+    queue_timeout: float | None = None
     scheduling_policy: str = "fcfs"
+    fair_users: bool = False
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -150,12 +194,30 @@ class SchedulerConfig:
             f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
             f"({self.max_num_seqs}): every running sequence needs a token a step",
         )
-        for name in ("max_paddings", "watermark"):
-            value = getattr(self, name)
-            _require(0 <= value < 1, f"{name} is {value}, allowed: 0 up to below 1")
+        _require(
+            0 <= self.max_paddings < 1,
+            f"max_paddings is {self.max_paddings}, allowed: 0 up to below 1",
+        )
+        margin = self.forecast_margin
+        _require(
+            margin is None or 0 <= margin <= 100,
+            f"forecast_margin is {margin}, allowed: 0 to 100, or none",
+        )
+        mixed, target = self.mixed_prefill_tokens, self.target_itl_ms
+        _require(
+            mixed is None or mixed >= 1, f"mixed_prefill_tokens is {mixed}, allowed: 1 or more"
+        )
+        _require(
+            target is None or 0 < target <= 1e6,
+            f"target_itl_ms is {target}, allowed: above 0 up to 1e6",
+        )
         _require(
             self.max_queue_len is None or self.max_queue_len >= 1,
             f"max_queue_len is {self.max_queue_len}, allowed: 1 or more",
+        )
+        _require(
+            self.queue_timeout is None or self.queue_timeout > 0,
+            f"queue_timeout is {self.queue_timeout}, allowed: above 0, in seconds",
         )
 
 

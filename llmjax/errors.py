@@ -1,7 +1,8 @@
 """Every error a user of llmjax can meet, as one typed tree.
 
-The server maps `InvalidRequestError` to HTTP 400, `QueueFullError` to 429, `ShutdownError` and
-`EngineDeadError` to 503. Each message says what was wrong and what is allowed.
+The server maps `InvalidRequestError` to HTTP 400, `QueueFullError` to 429, `QueueTimeoutError`,
+`ShutdownError` and `EngineDeadError` to 503, `RequestTimeoutError` to 504. Each message says what
+was wrong and what is allowed.
 """
 
 
@@ -38,6 +39,18 @@ class QueueFullError(LlmjaxError):
     def __init__(self, message: str, *, retry_after: int = 1):
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class QueueTimeoutError(LlmjaxError, TimeoutError):
+    """A request waited too long for its turn. `retry_after` is in seconds."""
+
+    def __init__(self, message: str, *, retry_after: int = 1):
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class RequestTimeoutError(LlmjaxError, TimeoutError):
+    """A request had not ended within its own `timeout`."""
 
 
 class EngineDeadError(LlmjaxError):

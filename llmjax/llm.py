@@ -9,24 +9,28 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from numbers import Integral
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import jax.numpy as jnp
 from flax import nnx
 from tqdm.auto import tqdm
 
+from .beam_search import BeamSearch, BeamSearchParams, completions, top_logprobs
 from .checks import shown
 from .config import EngineConfig
 from .engine.engine import Engine
 from .engine.outputs import OutputProcessor
 from .errors import InvalidRequestError, ShutdownError
 from .models import Decoder, ForwardOutput
-from .request import Request, RequestOutput, SamplingParams
+from .request import Request, RequestOptions, RequestOutput, SamplingParams
 from .tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
+Options = RequestOptions | Sequence[RequestOptions] | None
+T = TypeVar("T")
 
 _PROMPT = "a string, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}"
 
@@ -111,6 +115,8 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        priority: int | Sequence[int] | None = None,
+        options: Options = None,
     ) -> list[RequestOutput]:
         """Completes prompts, many at once.
 
@@ -119,14 +125,18 @@ class LLM:
                 list of any of these.
             params: for all, or one for each prompt; None takes `default_params`.
             use_tqdm: show a progress bar where there is more than one prompt.
+            priority: for all, or one for each prompt; instead of what `options` say.
+            options: how requests are treated beside others; for all, or one for each prompt.
 
         Returns:
-            One output for each prompt, in order.
+            One output for each prompt, in order. That of a request which was late (`timeout`)
+            holds what there was of it, and the `error`.
 
         Raises:
             InvalidRequestError: a prompt or its parameters cannot be served; nothing runs.
         """
-        return self._run([self._encode(p) for p in _batch(prompts)], params, use_tqdm)
+        encoded = [self._encode(p) for p in _batch(prompts)]
+        return self._run(encoded, params, use_tqdm, priority, options)
 
     def chat(
         self,
@@ -134,12 +144,15 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        priority: int | Sequence[int] | None = None,
+        options: Options = None,
         **template: Any,
     ) -> list[RequestOutput]:
         """Answers conversations through the model's chat template.
 
         Args:
             messages: one conversation ({"role", "content"} each), or a list of them.
+            priority, options: as in `generate`.
             template: passed on to the chat template, such as `tools`.
 
         Raises:
@@ -147,21 +160,31 @@ class LLM:
         """
         many = _is_list(messages) and len(messages) > 0 and _is_list(messages[0])
         batch: Any = messages if many else [messages]
-        return self._run([self._encode_chat(m, template) for m in batch], params, use_tqdm)
+        encoded = [self._encode_chat(m, template) for m in batch]
+        return self._run(encoded, params, use_tqdm, priority, options)
 
     def stream(
-        self, prompt: Prompt | Messages, params: SamplingParams | None = None, **template: Any
+        self,
+        prompt: Prompt | Messages,
+        params: SamplingParams | None = None,
+        *,
+        priority: int | None = None,
+        options: RequestOptions | None = None,
+        **template: Any,
     ) -> Iterator[RequestOutput]:
         """Yields what is new of one prompt's or conversation's output as it is generated.
 
         Leaving the iteration early ends the request.
 
         Args:
+            priority: instead of what `options` say.
+            options: how the request is treated beside others.
             template: for a conversation, passed on to the chat template.
 
         Raises:
             InvalidRequestError: the prompt or its parameters cannot be served, or `template`
                 is given with a prompt that takes none.
+            RequestTimeoutError, QueueTimeoutError: it was late to end, or to begin.
         """
         is_chat = _is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)  # type: ignore[index]
         if template and not is_chat:
@@ -170,21 +193,62 @@ class LLM:
                 param=next(iter(template)),
             )
         encoded = self._encode_chat(prompt, template) if is_chat else self._encode(prompt)  # type: ignore[arg-type]
-        return self._stream(encoded, self._params(params, 1)[0])
+        return self._stream(encoded, self._params(params, 1)[0], _options(priority, options, 1)[0])
 
     def _stream(
-        self, encoded: tuple[str | None, list[int]], params: SamplingParams
+        self, encoded: tuple[str | None, list[int]], params: SamplingParams, options: RequestOptions
     ) -> Iterator[RequestOutput]:
-        request = self._add(encoded, params)
+        request = self._add(encoded, params, options)
         try:
             finished = False
             while not finished:
                 (output,) = self._advance({request.id}, delta=True)
                 finished = output.finished
+                if output.error is not None:
+                    raise output.error
                 if output.outputs:
                     yield output
         finally:
             self._forget([request.id])
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
+    ) -> list[RequestOutput]:
+        """The `beam_width` likeliest completions of each prompt, best first.
+
+        Raises:
+            InvalidRequestError: a prompt cannot be served, or twice `beam_width` is more than
+                `max_logprobs`.
+        """
+        most = self.engine.config.max_logprobs // 2
+        if params.beam_width > most:
+            raise _refused("beam_width", params.beam_width, f"up to {most}, half of max_logprobs")
+        encoded = [self._encode(p) for p in _batch(prompts)]
+        eos, longest = self.tokenizer.eos_token_ids, self.engine.max_model_len
+        searches = [BeamSearch(ids, params, eos, longest) for _, ids in encoded]
+        cached = [0] * len(searches)
+        while contexts := [(i, ids) for i, s in enumerate(searches) for ids in s.prompts]:
+            step: list[tuple[str | None, list[int]]] = [(None, ids) for _, ids in contexts]
+            tops: list[list[dict[int, float]]] = [[] for _ in searches]
+            for (i, ids), output in zip(
+                contexts, self._run(step, params.step, False, None, None), strict=True
+            ):
+                tops[i].append(top_logprobs(output))
+                if ids == encoded[i][1]:
+                    cached[i] = output.num_cached_tokens
+            for search, top in zip(searches, tops, strict=True):
+                search.advance(top)
+        return [
+            RequestOutput(
+                request_id=str(next(self._ids)),
+                prompt=prompt,
+                prompt_token_ids=ids,
+                outputs=completions(search, self.tokenizer.decode),
+                finished=True,
+                num_cached_tokens=count,
+            )
+            for (prompt, ids), search, count in zip(encoded, searches, cached, strict=True)
+        ]
 
     def forward(
         self,
@@ -222,12 +286,15 @@ class LLM:
         encoded: list[tuple[str | None, list[int]]],
         params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
+        priority: int | Sequence[int] | None,
+        options: Options,
     ) -> list[RequestOutput]:
         each = self._params(params, len(encoded))
+        treated = _options(priority, options, len(encoded))
         ids: list[str] = []
         try:
-            for prompt, p in zip(encoded, each, strict=True):
-                ids.append(self._add(prompt, p).id)
+            for prompt, p, o in zip(encoded, each, treated, strict=True):
+                ids.append(self._add(prompt, p, o).id)
             return self._collect(ids, use_tqdm and len(ids) > 1)
         finally:
             self._forget(ids)
@@ -236,16 +303,7 @@ class LLM:
         """One for each of `count` prompts."""
         if params is None:
             return [self.default_params] * count
-        if isinstance(params, SamplingParams):
-            return [params] * count
-        if not _is_list(params) or not all(isinstance(p, SamplingParams) for p in params):
-            raise _refused("params", params, "SamplingParams, a list of them, or None")
-        if len(params) != count:
-            raise InvalidRequestError(
-                f"{count} prompts came with {len(params)} params, allowed: one, or one for each",
-                param="params",
-            )
-        return params
+        return _for_each("params", params, SamplingParams, count)
 
     def _collect(self, ids: list[str], show: bool) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
@@ -282,9 +340,12 @@ class LLM:
             ready = [i for i in news if delta or self._processor.is_finished(i)]
             return [self._processor.output(i, delta=delta) for i in ready]
 
-    def _add(self, encoded: tuple[str | None, list[int]], params: SamplingParams) -> Request:
+    def _add(
+        self, encoded: tuple[str | None, list[int]], params: SamplingParams, options: RequestOptions
+    ) -> Request:
         prompt, ids = encoded
-        request = Request(str(next(self._ids)), ids, params, self.tokenizer.eos_token_ids)
+        eos = self.tokenizer.eos_token_ids
+        request = Request(str(next(self._ids)), ids, params, eos, options)
         with self._lock:
             self.engine.add(request)
             self._processor.add(request, prompt)
@@ -355,6 +416,31 @@ def _interrupts_later() -> Iterator[None]:
 
 def _refused(param: str, value: object, allowed: str) -> InvalidRequestError:
     return InvalidRequestError(f"{param} is {shown(value)}, allowed: {allowed}", param=param)
+
+
+def _for_each(param: str, values: Any, kind: type[T], count: int) -> Sequence[T]:
+    """`values`, one of a kind or a list of them, as one for each of `count` prompts."""
+    if isinstance(values, kind):
+        return [values] * count
+    if not _is_list(values) or not all(isinstance(value, kind) for value in values):
+        raise _refused(param, values, f"{kind.__name__}, a list of them, or None")
+    if len(values) != count:
+        raise InvalidRequestError(
+            f"{count} prompts came with {len(values)} {param}, allowed: one, or one for each",
+            param=param,
+        )
+    return values
+
+
+def _options(priority: Any, options: Any, count: int) -> Sequence[RequestOptions]:
+    """One for each of `count` prompts, with the priorities given beside them."""
+    each = _for_each(
+        "options", RequestOptions() if options is None else options, RequestOptions, count
+    )
+    if priority is None:
+        return each
+    priorities = _for_each("priority", priority, int, count)
+    return [replace(o, priority=p) for o, p in zip(each, priorities, strict=True)]
 
 
 def _is_list(value: Any) -> bool:

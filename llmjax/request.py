@@ -9,11 +9,12 @@ from enum import Enum, StrEnum
 from typing import NamedTuple
 
 from .checks import shown, type_errors
-from .errors import InvalidRequestError
+from .errors import InvalidRequestError, LlmjaxError
 
 MAX_STOPS = 64
 MAX_FLOAT = 3e38
 """The device counts in float32."""
+MAX_TIMEOUT = 1e9
 MAX_LOGIT_BIAS = 512
 """Entries of `logit_bias` plus ids that `min_tokens` holds back; a row of the device table."""
 
@@ -159,14 +160,47 @@ class SamplingParams:
         return self.repetition_penalty != 1 or any(penalties)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RequestOptions:
+    """How a request is treated beside others. Its tokens do not depend on it.
+
+    Attributes:
+        priority: a lower number goes first; other than 0 only where the scheduling policy is
+            "priority".
+        cache_salt: the request shares what the prefix cache has with those of the same salt.
+        user: whose share of the machine the request counts on, where users get fair shares.
+        timeout: seconds from its arrival after which it fails where it has not ended.
+        queue_timeout: seconds from its arrival after which it fails where it has not begun.
+
+    Raises:
+        InvalidRequestError: a value is of the wrong type or out of range; names the field.
+    """
+
+    priority: int = 0
+    cache_salt: str | None = None
+    user: str | None = None
+    timeout: float | None = None
+    queue_timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, message in type_errors(self):
+            raise InvalidRequestError(message, param=name)
+        least, most = -(2**63), 2**63 - 1
+        ok = least <= self.priority <= most
+        _check(ok, "priority", self.priority, f"an integer from {least} to {most}")
+        _check(self.cache_salt != "", "cache_salt", self.cache_salt, "a non-empty string")
+        for name in ("timeout", "queue_timeout"):
+            value = getattr(self, name)
+            ok = value is None or 0 < value <= MAX_TIMEOUT
+            _check(ok, name, value, f"seconds, above 0 up to {MAX_TIMEOUT:g}")
+
+
 @dataclass
 class Request:
     """One prompt on its way through the engine, by token ids.
 
     Attributes:
         eos_token_ids: the union of all end-of-sequence ids that the model declares.
-        priority: under the policy "priority", lower goes first.
-        cache_salt: the request shares what the prefix cache has with those of the same salt.
         kv_key: what keys and values depend on beside tokens and positions: requests share
             pages where it is the same.
     """
@@ -175,8 +209,7 @@ class Request:
     prompt_token_ids: list[int]
     params: SamplingParams
     eos_token_ids: frozenset[int] = frozenset()
-    priority: int = 0
-    cache_salt: str | None = None
+    options: RequestOptions = RequestOptions()
     kv_key: Hashable = None
     arrival_time: float = field(default_factory=time.monotonic)
 
@@ -199,6 +232,7 @@ class Sequence:
 
     Attributes:
         tokens: prompt, then output ids that have been committed.
+        arrival, turn: when it came and when it first began to run, counted from 1.
         num_pending: output tokens that steps in flight will add; known to the device only.
         num_computed: positions whose KV is in pages, or will be by the steps in flight.
         block_tables: of each group of layers, page ids in order of position; -1 where a page
@@ -213,6 +247,7 @@ class Sequence:
     seed: int
     tokens: list[int]
     arrival: int = 0
+    turn: int = 0
     status: Status = Status.WAITING
     num_pending: int = 0
     num_computed: int = 0
@@ -260,6 +295,7 @@ class SequenceDelta:
 
     Attributes:
         num_cached_tokens: of its prompt, those that the prefix cache had.
+        error: why the request failed; then this is the sequence's last delta.
     """
 
     request_id: str
@@ -270,6 +306,7 @@ class SequenceDelta:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
+    error: LlmjaxError | None = None
 
 
 class Logprob(NamedTuple):
@@ -282,7 +319,9 @@ class Logprob(NamedTuple):
 
 @dataclass
 class CompletionOutput:
-    """One choice. `logprobs` holds a {token id: Logprob} for each output token."""
+    """One choice. `logprobs` holds a {token id: Logprob} for each output token;
+    `cumulative_logprob` is that of a beam search's completion.
+    """
 
     index: int
     text: str
@@ -290,6 +329,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    cumulative_logprob: float | None = None
 
 
 @dataclass
@@ -297,7 +337,8 @@ class RequestOutput:
     """All that a request has produced so far (or since the last one, where streamed).
 
     `prompt_logprobs` is None for the first prompt token, then {token id: Logprob};
-    `num_cached_tokens` counts prompt tokens that the prefix cache had when the request began.
+    `num_cached_tokens` counts prompt tokens that the prefix cache had when the request began;
+    `error` says why it ended before its time, its open choices with finish_reason "abort".
     """
 
     request_id: str
@@ -307,3 +348,4 @@ class RequestOutput:
     finished: bool
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
+    error: LlmjaxError | None = None

@@ -9,16 +9,23 @@ from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int, Shaped
+
+from .kv_format import KVFormat
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PagedKV:
-    """Keys and values of one layer, in pages that any sequence may own."""
+    """Keys and values of one layer, in pages that any sequence may own.
 
-    k: Float[Array, "pages page_size K H"]
-    v: Float[Array, "pages page_size K H"]
+    Attributes:
+        format: how rows are kept; W is its `width(H)`.
+    """
+
+    k: Shaped[Array, "pages page_size K W"]
+    v: Shaped[Array, "pages page_size K W"]
+    format: KVFormat = field(metadata={"static": True})
 
     @property
     def page_size(self) -> int:

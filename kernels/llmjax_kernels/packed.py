@@ -79,6 +79,11 @@ GGUF_FORMATS: dict[str, tuple[int, WeightFormat]] = {
 }
 """The number and the packed format of each GGUF type that stays quantised."""
 
+QUANTISATIONS = {"int8": WeightFormat(8, zero=128), "int4": WeightFormat(4, minima=True)}
+"""What float weights can be quantised to."""
+_FLOAT_NUMBERS = {np.dtype(jnp.float32): 0, np.dtype(jnp.float16): 1, np.dtype(jnp.bfloat16): 30}
+"""GGUF's."""
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -201,9 +206,7 @@ class Arena:
             shape = _ints(block.shape[1], K, 0, len(block))
             return lib.llmjax_greatest_scale(kind, _pointer(block), *shape, ctypes.c_bool(f.minima))
 
-        largest = max(_in_threads(greatest, range(0, N, step)), default=0.0)
-        # The greatest scale comes near float16's largest, to keep the small ones exact.
-        exponent = math.frexp(largest)[1] - 14 if largest > 0 else 0
+        exponent = _exponent(_in_threads(greatest, range(0, N, step)))
         offset, out = self._take(N, K, f)
 
         def fill(start: int) -> None:
@@ -229,6 +232,47 @@ class Arena:
         _in_threads(fill, range(0, N, step))
         return PackedWeight(self._bytes, offset, (N, K), f)
 
+    def quantise(self, rows: Rows, K: int, name: str) -> PackedWeight:
+        """Values [N, K] in float32, float16 or bfloat16, quantised in groups of 32 inputs.
+
+        "int8" has a scale a group, its greatest magnitude / 127. "int4" has a scale and a
+        minimum, those with the least squared error among 21 candidates, where larger values
+        count for more: as llama.cpp finds them for Q4_K (make_qkx2_quants in ggml-quants.c).
+        They are float16; each value gets the code that is nearest to it with them as rounded.
+
+        Goes over the rows twice.
+
+        Args:
+            name: of `QUANTISATIONS`.
+
+        Raises:
+            ValueError: a value is not finite.
+        """
+        f, N, lib = QUANTISATIONS[name], len(rows), library()
+        step = max(1, BLOCK_WEIGHTS // K // TILE) * TILE
+
+        def values(start: int) -> tuple[ctypes.c_int64, np.ndarray]:
+            block = np.ascontiguousarray(rows[start : start + step])
+            return ctypes.c_int64(_FLOAT_NUMBERS[block.dtype]), block
+
+        def greatest(start: int) -> float:
+            number, block = values(start)
+            return lib.llmjax_greatest_magnitude(number, _pointer(block), *_ints(block.size))
+
+        found = _in_threads(greatest, range(0, N, step))
+        if not all(map(math.isfinite, found)):
+            raise ValueError("it has values that are not finite")
+        exponent = _exponent(found)
+        offset, out = self._take(N, K, f)
+
+        def fill(start: int) -> None:
+            number, block = values(start)
+            shape = _ints(len(block), K, f.code, exponent, 0, -(-len(block) // TILE))
+            lib.llmjax_quantise(number, _pointer(block), *shape, _pointer(out[start // TILE :]))
+
+        _in_threads(fill, range(0, N, step))
+        return PackedWeight(self._bytes, offset, (N, K), f, exponent)
+
     def to_device(self, weights: Mapping[str, PackedWeight]) -> dict[str, PackedWeight]:
         """The weights packed here, once all are, over one array of the device."""
         data = jax.device_put(self._bytes)  # not jnp.asarray, which copies
@@ -250,6 +294,21 @@ def pack_float(rows: Float[np.ndarray, "N K"]) -> PackedWeight:
     """One float32 or bfloat16 weight in an arena of its own."""
     arena = Arena(float_format(rows.dtype).nbytes(*rows.shape))
     return arena.to_device({"": arena.pack_float(rows, rows.shape[1], rows.dtype)})[""]
+
+
+def quantise(rows: Float[np.ndarray, "N K"], name: str) -> PackedWeight:
+    """One weight in an arena of its own; see `Arena.quantise`."""
+    arena = Arena(QUANTISATIONS[name].nbytes(*rows.shape))
+    return arena.to_device({"": arena.quantise(rows, rows.shape[1], name)})[""]
+
+
+def _exponent(found: list[float]) -> int:
+    """Of the power of two that brings the greatest of these near float16's largest.
+
+    So that small scales keep their bits.
+    """
+    largest = max(found, default=0.0)
+    return max(math.frexp(largest)[1] - 14, -100) if largest > 0 else 0
 
 
 def _spread(groups: Array, size: int) -> Array:

@@ -101,7 +101,7 @@ class Work:
         layers = [w for path, w in weights.items() if path[0] == "layers" and len(w.shape) == 2]
         return cls(
             weight_bytes=sum(w.nbytes for w in weights.values()),
-            kv_bytes=page_bytes(model.config, one_token, model.kv_dtype),
+            kv_bytes=page_bytes(model.config, one_token, model.kv_format),
             ops=2 * sum(w.shape[0] * w.shape[1] for w in layers),
             head_ops=2 * model.config.vocab_size * model.config.hidden_size,
         )

@@ -15,12 +15,13 @@ from flax import nnx
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 from tqdm.auto import tqdm
 
+from llmjax_kernels.kv_format import KV_FORMATS, KVFormat
 from llmjax_kernels.native import available as native_available
 from llmjax_kernels.native.blocks import supports as native_supports
 from llmjax_kernels.native.blocks import unpack
 from llmjax_kernels.packed import PackedWeight
 
-from ..config import DTYPES
+from ..config import check_weight_types
 from ..errors import ConfigError
 from ..models import Decoder
 from ..models.config import DecoderConfig
@@ -30,7 +31,7 @@ from ..tokenizer import Tokenizer
 from .arrays import array_from_tensor, array_from_values
 from .base import FLOAT_TYPES, Checkpoint
 from .detect import open_checkpoint
-from .packing import Packer
+from .packing import Packer, Packing
 from .plan import Use, plan_weights
 
 ShardingOf = Callable[[str, tuple[int, ...]], Sharding]
@@ -44,19 +45,13 @@ class Weights(NamedTuple):
     state: nnx.State
 
 
-class Packing(NamedTuple):
-    """Matrices are to be packed for the native kernels: as `dtype`, or None as stored."""
-
-    dtype: jnp.dtype | None
-
-
 @dataclass(frozen=True)
 class LoadedModel:
     """A model in memory.
 
     Attributes:
         dtype: of activations.
-        kv_dtype: to keep keys and values in.
+        kv_format: how to keep keys and values, unless asked otherwise.
         weight_type: of the weights, for people.
         native: the weights are packed for the native CPU kernels.
         generation_defaults: sampling values that the model's authors chose, by the names of
@@ -67,7 +62,7 @@ class LoadedModel:
     graphdef: nnx.GraphDef
     state: nnx.State
     dtype: jnp.dtype
-    kv_dtype: jnp.dtype
+    kv_format: KVFormat
     weight_type: str
     native: bool
     tokenizer: Tokenizer
@@ -98,8 +93,9 @@ def load_model(
     path: str | Path,
     *,
     dtype: str = "auto",
+    quantization: str | None = None,
     mesh: Mesh | None = None,
-    check: Callable[[DecoderConfig], None] | None = None,
+    check: Callable[[DecoderConfig, bool], None] | None = None,
     page_size: int | None = None,
     progress: bool = True,
 ) -> LoadedModel:
@@ -109,29 +105,35 @@ def load_model(
         dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's own type. What is
             quantised stays so where native kernels run it, else "auto" means bfloat16 for it
             on an accelerator. XLA on a CPU takes float32, as its bfloat16 dot is slow.
+        quantization: "int8" or "int4": float matrices are quantised for the native kernels.
         mesh: lays parameters out by `llmjax.parallel.rules`; None takes the first device.
         page_size: of the KV pages that a step will use; the native CPU kernels serve where
             they know it and the model's shape. None leaves weights as plain arrays.
-        check: sees what the model is before its weights are read, and may refuse it.
+        check: sees what the model is, and whether native kernels will serve it, before its
+            weights are read, and may refuse it.
         progress: show a progress bar on stderr.
 
     Raises:
         ModelLoadError: the subclass says what is wrong; names, shapes and types are all
             checked before anything big is allocated.
-        ConfigError: `dtype` is none of these.
+        ConfigError: `dtype` is none of these, or `quantization` cannot be had.
     """
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype is {dtype!r}, allowed: {', '.join(DTYPES)}")
+    check_weight_types(dtype, quantization)
     checkpoint = open_checkpoint(path)
     config, table = checkpoint.read_architecture()
+    native = page_size is not None and _runs_native(config, dtype, mesh, page_size)
+    if quantization and not native:
+        raise ConfigError(
+            f"quantization is {quantization!r}: only the native CPU kernels take it, and XLA "
+            "serves here"
+        )
     if check is not None:
-        check(config)
+        check(config, native)
     text = checkpoint.read_text_side()
     _give_back_freed_memory()
-    native = page_size is not None and _runs_native(config, dtype, mesh, page_size)
     if native:
         chosen = jnp.dtype(jnp.float32)
-        packing = Packing(None if dtype == "auto" else jnp.dtype(dtype))
+        packing = Packing(None if dtype == "auto" else jnp.dtype(dtype), quantization)
     else:
         chosen, packing = _plain_dtype(dtype, checkpoint, table), None
 
@@ -143,15 +145,15 @@ def load_model(
     weights = load_weights(
         checkpoint, config, table, chosen, sharding_of, packing=packing, progress=progress
     )
-    quantised = native and dtype == "auto"
+    stored = "as stored" if native and dtype == "auto" else chosen.name
     return LoadedModel(
         config=config,
         graphdef=weights.graphdef,
         state=weights.state,
         dtype=chosen,
         # Keys and values of a model that is itself in 16 bits or fewer lose nothing by that.
-        kv_dtype=jnp.dtype(jnp.bfloat16) if native and dtype != "float32" else chosen,
-        weight_type="as stored" if quantised else chosen.name,
+        kv_format=KV_FORMATS["bfloat16" if native and dtype != "float32" else chosen.name],
+        weight_type=f"quantised to {quantization}" if quantization else stored,
         native=native,
         tokenizer=text.tokenizer,
         generation_defaults=text.generation_defaults,
@@ -212,7 +214,7 @@ def load_weights(
         for path, (_, leaf) in leaves.items()
     }
     plan = plan_weights(checkpoint, config, table, wanted)
-    packer = Packer(checkpoint, config, plan, wanted, packing.dtype) if packing else None
+    packer = Packer(checkpoint, config, plan, wanted, packing) if packing else None
     arrays: dict[str, jax.Array | PackedWeight] = {}
     total = sum(w.size * w.dtype.itemsize for w in wanted.values())
     with tqdm(

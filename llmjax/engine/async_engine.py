@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ..config import EngineConfig
 from ..errors import EngineDeadError, LlmjaxError, ShutdownError
 from ..metrics import Metrics
-from ..request import Request, RequestOutput, SamplingParams, SequenceDelta
+from ..request import Request, RequestOptions, RequestOutput, SamplingParams, SequenceDelta
 from ..tokenizer import Tokenizer
 from .engine import Engine, EngineStats
 from .outputs import OutputProcessor
@@ -98,6 +98,7 @@ class AsyncEngine:
         params: SamplingParams,
         *,
         prompt: str | None = None,
+        options: RequestOptions | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Runs a request; each output holds what is new since the one before.
 
@@ -105,16 +106,19 @@ class AsyncEngine:
 
         Args:
             request_id: the outputs carry it, and `abort` takes it.
+            options: how it is treated beside others.
 
         Raises:
             InvalidRequestError, QueueFullError: before the first output.
+            RequestTimeoutError, QueueTimeoutError: it was late to end, or to begin.
             EngineDeadError: the engine has stopped.
             ShutdownError: it takes no new requests, or this one was cut off.
         """
         if self._draining:
             raise ShutdownError("the engine is shutting down and takes no new requests")
         key, eos = next(self._ids), self.tokenizer.eos_token_ids
-        stream = _Stream(request_id, Request(key, prompt_token_ids, params, eos), prompt)
+        request = Request(key, prompt_token_ids, params, eos, options or RequestOptions())
+        stream = _Stream(request_id, request, prompt)
         # Known before health is checked: a loop that dies in between fails it too.
         self._streams[key] = stream
         finished = True  # nothing to abort before it is sent
@@ -132,6 +136,8 @@ class AsyncEngine:
                     output = self._processor.output(key, delta=True)
                 output.request_id = request_id
                 finished = output.finished
+                if output.error is not None:
+                    raise output.error
                 if output.outputs:
                     yield output
         finally:

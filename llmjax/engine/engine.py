@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jax
 
+from llmjax_kernels.kv_format import KV_FORMATS
 from llmjax_kernels.native import instruction_set, set_threads
 
 from ..cache.block_pool import BlockPool
@@ -30,6 +31,7 @@ from .buckets import Buckets
 from .compile import enable_persistent_cache
 from .context import fit_context, most_chunk
 from .memory import count_pages, page_bytes
+from .pace import Pace
 from .runner import InFlight, Runner
 from .scheduler import Plan, Scheduler
 
@@ -39,6 +41,8 @@ _TIMED_TOKENS = 64
 """Smaller steps say little of what a prompt's token takes."""
 _CPU_STEP_TOKENS = 512
 """Larger steps gain no speed on a CPU and make everyone wait."""
+_CPU_MIXED_TOKENS = 128
+"""A prompt token takes a CPU about half a millisecond, and a step of decodes 20."""
 
 
 @dataclass(frozen=True)
@@ -88,17 +92,18 @@ class Engine:
         self.model: LoadedModel = load_model(
             resolve_model(config.model.model),
             dtype=config.model.dtype,
+            quantization=config.model.quantization,
             mesh=make_mesh(),
             check=self._check_model,
             page_size=config.cache.block_size,
         )
         if self.model.native:
             set_threads(config.threads or 0)
-        elif config.threads is not None:
-            raise ConfigError("threads: only the native CPU kernels take it, and XLA serves here")
         if template is not None:
             self.model.tokenizer.chat_template = template
         self._default_seed = random.Random(config.model.seed)
+        asked = config.cache.kv_cache_dtype
+        self.kv_format = self.model.kv_format if asked == "auto" else KV_FORMATS[asked]
         self.layout, self.max_model_len, self.num_pages = self._size_memory()
         self.buckets = self._make_buckets(self.max_model_len)
         self.host = self._make_host()
@@ -110,20 +115,25 @@ class Engine:
             chunk=most_chunk(config.scheduler, self.max_model_len),
         )
         self.scheduler = Scheduler(
-            config.scheduler, self.buckets, self.cache, max_model_len=self.max_model_len
+            config.scheduler,
+            self.buckets,
+            self.cache,
+            max_model_len=self.max_model_len,
+            pace=Pace(config.scheduler, _CPU_MIXED_TOKENS if _on_cpu() else None),
         )
         self.runner = Runner(
             config,
             self.model,
             self.buckets,
             layout=self.layout,
+            kv_format=self.kv_format,
             max_model_len=self.max_model_len,
             num_pages=self.num_pages,
             num_slots=self.host.num_slots if self.host is not None else 0,
         )
         if self.host is not None:
             self.host.costs.save, self.host.costs.load = self.runner.time_moves()
-        self._last_collected = 0.0
+        self._last_collected: float | None = None
         self._in_flight: deque[InFlight] = deque()
         self.num_steps = 0
         self.metrics = Metrics(config.model.name)
@@ -138,7 +148,7 @@ class Engine:
         """
         self._check(request)
         regime = self.model.config.regime(len(request.prompt_token_ids))
-        request.kv_key = (request.cache_salt, regime)
+        request.kv_key = (request.options.cache_salt, regime)
         seed = request.params.seed
         if seed is None:
             seed = self._default_seed.getrandbits(63)
@@ -147,18 +157,22 @@ class Engine:
             self.scheduler.add(Sequence(request, index, seed + index, tokens))
 
     def step(self) -> list[SequenceDelta]:
-        """Dispatches the next step if there is one, and commits the one before it."""
+        """Dispatches the next step if there is one, and commits the one before it.
+
+        Requests that are late are ended first.
+        """
+        expired = self.scheduler.expire()
         plan = self.scheduler.schedule()
         if plan is not None:
             self._in_flight.append(self.runner.dispatch(plan))
             self._observe(plan)
         if not self._in_flight or (plan is not None and len(self._in_flight) == 1):
-            return []
+            return expired
         step = self._in_flight.popleft()
         result = self.runner.collect(step)
         self.num_steps += 1
         self._time(step.plan)
-        return self.scheduler.commit(
+        return expired + self.scheduler.commit(
             step.plan, result.token_ids, result.logprobs, result.prompt_logprobs
         )
 
@@ -192,14 +206,14 @@ class Engine:
         """What was loaded and how much memory it takes, for people."""
         model, page_size = self.model, self.config.cache.block_size
         weights = model.weight_bytes
-        cache = self.num_pages * page_bytes(model.config, self.layout, model.kv_dtype)
+        cache = self.num_pages * page_bytes(model.config, self.layout, self.kv_format)
         pages = f"{self.num_pages:,} pages of {page_size} tokens"
         kernels = f"native ({instruction_set()})" if model.native else "XLA"
         return "\n".join(
             [
                 f"model     {self.config.model.model} ({model.config.architecture})",
                 f"weights   {weights / 2**20:,.1f} MiB, {model.weight_type}",
-                f"KV cache  {cache / 2**20:,.1f} MiB, {pages}, {model.kv_dtype.name}",
+                f"KV cache  {cache / 2**20:,.1f} MiB, {pages}, {self.kv_format.name}",
                 f"kernels   {kernels}",
                 f"context   {self.max_model_len:,} tokens",
                 self.buckets.table(),
@@ -218,22 +232,35 @@ class Engine:
                 self.metrics.queue_time.observe(now - chunk.seq.request.arrival_time)
 
     def _time(self, plan: Plan) -> None:
-        """Learns from a finished step what it takes to compute a prompt's token."""
-        now = time.perf_counter()
-        seconds, self._last_collected = now - self._last_collected, now
-        if self.host is None or not self._in_flight or plan.num_tokens < _TIMED_TOKENS:
+        """Learns from a finished step what prompt tokens and decodes take."""
+        last, self._last_collected = self._last_collected, None
+        if not self._in_flight:
+            return  # what comes next will not have been waiting for this one
+        self._last_collected = time.perf_counter()
+        if last is None:
             return
-        costs = self.host.costs
-        costs.compute += 0.2 * (seconds / plan.num_tokens - costs.compute)
+        seconds, num_decodes = self._last_collected - last, plan.num_decodes
+        if num_decodes:
+            self.scheduler.pace.observe(plan.num_tokens - num_decodes, num_decodes, seconds)
+        if self.host is not None and plan.num_tokens >= _TIMED_TOKENS:
+            costs = self.host.costs
+            costs.compute += 0.2 * (seconds / plan.num_tokens - costs.compute)
 
     def _make_host(self) -> HostPool | None:
         cache = self.config.cache
-        size = page_bytes(self.model.config, self.layout, self.model.kv_dtype)
+        size = page_bytes(self.model.config, self.layout, self.kv_format)
         costs = MoveCosts(compute=1e-3)
         return HostPool.sized(cache.swap_space, cache.kv_offloading_size, size, costs)
 
     def _check(self, request: Request) -> None:
-        params = request.params
+        params, priority = request.params, request.options.priority
+        policy = self.config.scheduler.scheduling_policy
+        if priority and policy != "priority":
+            raise InvalidRequestError(
+                f"priority is {priority}, allowed: 0, as the scheduling policy is {policy!r} and "
+                "not 'priority'",
+                param="priority",
+            )
         vocab = self.model.config.vocab_size
         named = {
             "prompt": request.prompt_token_ids,
@@ -256,8 +283,10 @@ class Engine:
                     param=name,
                 )
 
-    def _check_model(self, model: DecoderConfig) -> None:
+    def _check_model(self, model: DecoderConfig, native: bool) -> None:
         """Refuses what the model does not allow, before its weights are loaded."""
+        if self.config.threads is not None and not native:
+            raise ConfigError("threads: only the native CPU kernels take it, and XLA serves here")
         asked, own = self.config.model.max_model_len, model.max_position
         if asked is not None and asked > own:
             raise ConfigError(f"max_model_len is {asked}, the model allows up to {own}")
@@ -278,7 +307,7 @@ class Engine:
             self.config.compile,
             max_model_len=max_model_len,
             block_size=self.config.cache.block_size,
-            step_tokens=_CPU_STEP_TOKENS if jax.default_backend() == "cpu" else None,
+            step_tokens=_CPU_STEP_TOKENS if _on_cpu() else None,
         )
 
     def _size_memory(self) -> tuple[KVLayout, int, int]:
@@ -293,9 +322,9 @@ class Engine:
             layout,
             max_model_len=asked or own,
             weight_bytes=self.model.weight_bytes,
-            dtype=self.model.kv_dtype,
+            format=self.kv_format,
         )
-        size = page_bytes(model, layout, self.model.kv_dtype)
+        size = page_bytes(model, layout, self.kv_format)
         log.info("KV pool: %d pages, %.2f GiB", pages, pages * size / 2**30)
         length = fit_context(asked, own, pages, layout, scheduler)
         if length < (asked or own):
@@ -303,6 +332,10 @@ class Engine:
                 "max_model_len is lowered from %d to %d, what the KV pool holds", own, length
             )
         return layout, length, pages
+
+
+def _on_cpu() -> bool:
+    return jax.default_backend() == "cpu"
 
 
 def _template_text(template: str | None) -> str | None:

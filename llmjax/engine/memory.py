@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import jax
-import numpy as np
 import psutil
+
+from llmjax_kernels.kv_format import KVFormat
 
 from ..cache.layout import KVLayout
 from ..config import CacheConfig, SchedulerConfig
@@ -18,10 +18,10 @@ from .context import step_bytes
 _GIB = 2**30
 
 
-def page_bytes(config: DecoderConfig, layout: KVLayout, dtype: Any) -> int:
+def page_bytes(config: DecoderConfig, layout: KVLayout, format: KVFormat) -> int:
     """Bytes of one page, the keys and values of one group's layers."""
-    tokens = layout.layers_per_page * layout.block_size
-    return 2 * tokens * config.num_kv_heads * config.head_dim * np.dtype(dtype).itemsize
+    rows = layout.layers_per_page * layout.block_size * config.num_kv_heads
+    return 2 * rows * format.row_bytes(config.head_dim)
 
 
 def count_pages(
@@ -32,7 +32,7 @@ def count_pages(
     *,
     max_model_len: int,
     weight_bytes: int,
-    dtype: Any,
+    format: KVFormat,
 ) -> int:
     """Pages to allocate: what the memory share leaves, at most what could ever be used.
 
@@ -43,7 +43,7 @@ def count_pages(
         return cache.num_gpu_blocks_override
     total, share = _device_memory(cache)
     budget = int(total * share) - weight_bytes - step_bytes(scheduler, config, max_model_len)
-    size = page_bytes(config, layout, dtype)
+    size = page_bytes(config, layout, format)
     useful = scheduler.max_num_seqs * layout.num_groups * layout.num_blocks(max_model_len)
     pages = min(budget // size, useful)
     if pages < 1:

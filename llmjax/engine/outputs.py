@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ..errors import LlmjaxError
 from ..request import (
     CompletionOutput,
     FinishReason,
@@ -47,6 +48,7 @@ class _RequestState:
     prompt_logprobs: list[dict[int, Logprob] | None] | None
     prompt_sent: bool = False
     num_cached_tokens: int = 0
+    error: LlmjaxError | None = None
 
     @property
     def finished(self) -> bool:
@@ -90,6 +92,7 @@ class OutputProcessor:
             if choice.finish_reason is not None:
                 continue
             touched[delta.request_id] = None
+            state.error = delta.error or state.error
             self._take(state, choice, delta)
             if isinstance(choice.stop_reason, str) and delta.finish_reason is None:
                 stopped.append((delta.request_id, delta.index))
@@ -125,6 +128,7 @@ class OutputProcessor:
             finished=state.finished,
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=state.num_cached_tokens,
+            error=state.error,
         )
 
     def _detokenizer(self, request: Request) -> IncrementalDetokenizer | None:

@@ -43,3 +43,8 @@ class Plan:
     num_pages: int
     admitted: list[Chunk]
     transfers: list[Transfer]
+
+    @property
+    def num_decodes(self) -> int:
+        """Sequences with one token, which is how all that decode are seen."""
+        return sum(chunk.count == 1 for chunk in self.chunks)

@@ -13,6 +13,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
+from llmjax_kernels.kv_format import KVFormat
+
 from ..cache.layout import KVLayout
 from ..checkpoint import LoadedModel
 from ..config import EngineConfig
@@ -60,6 +62,7 @@ class Runner:
         num_pages: of the pool, in each layer.
         model: the model, loaded.
         layout: which layers share pages.
+        kv_format: what pages keep of a key or value.
         num_slots: pages of host memory.
     """
 
@@ -70,6 +73,7 @@ class Runner:
         buckets: Buckets,
         *,
         layout: KVLayout,
+        kv_format: KVFormat,
         max_model_len: int,
         num_pages: int,
         num_slots: int,
@@ -80,7 +84,7 @@ class Runner:
         slots = config.scheduler.max_num_seqs
         self._layout = layout
         size = (layout, num_pages, slots, max_model_len)
-        make = partial(make_state, model.config, *size, model.kv_dtype, model.native)
+        make = partial(make_state, model.config, *size, kv_format, model.native)
         self._state_shapes: DeviceState = jax.eval_shape(make)
         most_pages = max(bucket.pages for bucket in buckets.all)
         self._slots = SlotTable(slots, most_pages, layout.num_groups)

@@ -21,25 +21,23 @@ The rules:
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection
 from heapq import merge
 
 from ..cache.balance import check_balance
-from ..cache.manager import KVCache, Match
+from ..cache.manager import KVCache
 from ..config import SchedulerConfig
-from ..errors import InvalidRequestError, QueueFullError
+from ..errors import InvalidRequestError, LlmjaxError, QueueFullError
 from ..request import FinishReason, Sequence, SequenceDelta, Status, TokenLogprobs, longest
+from .admission import Admission
 from .buckets import Buckets, Piece
+from .deadlines import Deadlines, late, retry_after
+from .pace import Pace
 from .plan import Chunk, Plan
 from .stopping import stop_at
 from .waiting import WaitingQueue
-
-MOST_LOOKED_AT = 64
-"""Waiting sequences that a step considers."""
-MAX_RETRY_AFTER = 60
 
 
 class Scheduler:
@@ -49,6 +47,8 @@ class Scheduler:
         cache: hands out the pages.
         max_model_len: most tokens of a sequence, prompt and output; the pool holds as many,
             or a sequence alone could get stuck.
+        clock: gives seconds, from where requests' arrival times come too.
+        pace: how many prompt tokens go beside decodes; by default as `config` says.
 
     Attributes:
         num_preemptions: times a sequence was preempted, so far.
@@ -63,6 +63,8 @@ class Scheduler:
         cache: KVCache,
         *,
         max_model_len: int,
+        clock: Callable[[], float] = time.monotonic,
+        pace: Pace | None = None,
     ):
         pages = cache.layout.most_pages(max_model_len, cache.chunk)
         if cache.pool.num_blocks < pages:
@@ -74,17 +76,25 @@ class Scheduler:
         self.buckets = buckets
         self.cache = cache
         self.max_model_len = max_model_len
+        self.clock = clock
+        self.pace = pace or Pace(config)
         self.num_preemptions = 0
         self.bucket_tokens = 0
         self.padded_tokens = 0
         self._running: dict[Sequence, None] = {}
-        self._waiting = WaitingQueue(by_priority=config.scheduling_policy == "priority")
+        self._waiting = WaitingQueue(
+            by_priority=config.scheduling_policy == "priority",
+            longest_first=config.scheduling_policy == "lpm",
+            fair=config.fair_users,
+        )
+        self._deadlines = Deadlines(config.queue_timeout)
         # Stopped running while in flight; the preempted among them wait as well.
         self._leaving: dict[Sequence, None] = {}
         # Running, and no step has been told yet what is in their slot.
         self._fresh: set[Sequence] = set()
         self._requests: dict[str, dict[int, Sequence]] = {}
         self._max_len: dict[Sequence, int] = {}
+        self._admission = Admission(config, cache, self._waiting, self._max_len)
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._in_flight: deque[Plan] = deque()
         self._arrivals = 0
@@ -127,18 +137,20 @@ class Scheduler:
         self._check_whole(seq)
         limit = self.config.max_queue_len
         if not siblings and limit is not None and self._waiting.num_requests >= limit:
-            # What the head of the queue has waited is about what the way through it takes.
-            waited = time.monotonic() - self._waiting.first(1)[0].request.arrival_time
+            # What the oldest in the queue has waited is about what the way through it takes.
+            waited = self.clock() - self._waiting.oldest.request.arrival_time
             raise QueueFullError(
                 f"{limit} requests wait already (max_queue_len)",
-                retry_after=min(max(1, math.ceil(waited)), MAX_RETRY_AFTER),
+                retry_after=retry_after(waited),
             )
         self._arrivals += 1
         seq.arrival = self._arrivals
         seq.status = Status.WAITING
         self._max_len[seq] = max_len
+        if not siblings:
+            self._deadlines.add(request)
         self._requests.setdefault(request.id, siblings)[seq.index] = seq
-        self._waiting.add(seq)
+        self._waiting.join(seq)
 
     def _check_whole(self, seq: Sequence) -> None:
         most = self.buckets.max_tokens
@@ -156,14 +168,32 @@ class Scheduler:
             The last delta of each sequence that this ended.
         """
         live = self._requests.get(request_id, {})
-        ended = [seq for seq in live.values() if index is None or seq.index == index]
+        return self._end([seq for seq in live.values() if index is None or seq.index == index])
+
+    def expire(self) -> list[SequenceDelta]:
+        """Ends the requests that are late: not begun, or not ended, by when they had to.
+
+        Returns:
+            The last delta of each sequence that this ended, with the error.
+        """
+        deltas: list[SequenceDelta] = []
+        now = self.clock()
+        while due := self._deadlines.next_due(now):
+            request_id, to_begin = due
+            ended = list(self._requests[request_id].values())
+            deltas += self._end(ended, late(ended[0].request, now, to_begin))
+        return deltas
+
+    def _end(
+        self, sequences: list[Sequence], error: LlmjaxError | None = None
+    ) -> list[SequenceDelta]:
         deltas = []
-        for seq in ended:
+        for seq in sequences:
             self._finish(seq, FinishReason.ABORT)
             self._let_go(seq)
-            deltas.append(
-                SequenceDelta(request_id, seq.index, [], [], finish_reason=FinishReason.ABORT)
-            )
+            delta = SequenceDelta(seq.request.id, seq.index, [], [], error=error)
+            delta.finish_reason = FinishReason.ABORT
+            deltas.append(delta)
         return deltas
 
     def _finish(
@@ -175,11 +205,14 @@ class Scheduler:
             self._waiting.remove(seq)
         seq.status = Status.FINISHED
         seq.finish_reason, seq.stop_reason = reason, stop_reason
+        self._admission.left(seq)
         del self._max_len[seq]
+        self._waiting.leave(seq)
         siblings = self._requests[seq.request.id]
         del siblings[seq.index]
         if not siblings:
             del self._requests[seq.request.id]
+            self._deadlines.remove(seq.request.id)
 
     def _let_go(self, seq: Sequence) -> None:
         """Takes back what a sequence that does not run holds, once no step may write there."""
@@ -241,8 +274,9 @@ class Scheduler:
         """Preempts what a waiting sequence of higher priority needs to run."""
         if self.config.scheduling_policy != "priority" or not len(self._waiting):
             return
-        head = self._waiting.first(1)[0]
-        while any(s.request.priority > head.request.priority for s in self._running):
+        head = next(self._waiting.in_order(lambda _: 0))
+        priority = head.request.options.priority
+        while any(s.request.options.priority > priority for s in self._running):
             seats = min(
                 self.buckets.max_seqs - len(self._running),
                 len(self._free_slots) + sum(s.slot >= 0 for s in self._leaving),
@@ -298,6 +332,7 @@ class Scheduler:
         seq.status = Status.WAITING
         seq.num_preemptions += 1
         self.num_preemptions += 1
+        self._admission.left(seq)
         self._waiting.add(seq)
         self._let_go(seq)
 
@@ -307,9 +342,12 @@ class Scheduler:
         config = self.config
         limit = config.max_num_batched_tokens - num_decodes
         if is_decoding and config.enable_chunked_prefill:
-            limit = min(limit, config.prefill_chunk_size)
+            limit = min(limit, self.pace.limit(num_decodes))
         under_way = [(seq, seq.num_computed) for seq in prefilling]
-        in_order = merge(under_way, self._admissible(), key=lambda at: self._waiting.rank(at[0]))
+        seats = min(self.buckets.max_seqs - len(self._running), len(self._free_slots))
+        waiting = self._admission.candidates(self._running, seats)
+        # What never ran comes in the order of the policy, behind the rest of its priority.
+        in_order = merge(under_way, waiting, key=lambda at: self._waiting.rank(at[0])[:2])
         sequences: list[Sequence] = []
         pieces: list[Piece] = []
         wanted = 0
@@ -337,45 +375,20 @@ class Scheduler:
         # What is recomputed may have outgrown the largest step, which its prompt did not.
         return Piece(remaining, whole=not seq.output_len)
 
-    def _admissible(self) -> Iterator[tuple[Sequence, int]]:
-        """The waiting sequences that could start now, in order, and where they would."""
-        room = min(self.buckets.max_seqs - len(self._running), len(self._free_slots))
-        free = self.cache.num_available
-        watermark = self.config.watermark * self.cache.pool.num_blocks
-        rank = self._waiting.rank
-        # Kept for those who rank before the one that comes.
-        first = min(map(rank, self._running), default=None)
-        for seq in self._waiting.first(MOST_LOOKED_AT if room > 0 else 0):
-            if seq.in_flight:
-                return
-            match = self.cache.match(seq)
-            if self._waits(seq, match):
-                continue
-            free -= self.cache.needed(seq, match)
-            reserve = watermark if first is not None and first < rank(seq) else 0
-            if free < reserve or room == 0:
-                return
-            yield seq, match.num_tokens
-            room -= 1
-            first = first or rank(seq)
-
     def _admit(self, seq: Sequence, piece: Piece) -> bool:
-        """Lets a sequence run; False where those admitted before it took what it needs."""
-        match = self.cache.match(seq)
-        outgrown = piece.whole and self._piece(seq, match.num_tokens) != piece
-        if self._waits(seq, match) or outgrown or not self.cache.admit(seq, match):
+        """Lets a sequence run, where it still can."""
+
+        def fits(start: int) -> bool:
+            return not piece.whole or self._piece(seq, start) == piece
+
+        if not self._admission.admit(seq, fits):
             return False
-        self._waiting.remove(seq)
         seq.status = Status.RUNNING
+        self._deadlines.begun(seq.request.id)
         seq.slot = self._free_slots.pop()
         self._running[seq] = None
         self._fresh.add(seq)
         return True
-
-    def _waits(self, seq: Sequence, match: Match) -> bool:
-        """Whether one that ranks before it is about to compute what it needs as well."""
-        rank = self._waiting.rank
-        return match.owner is not None and rank(match.owner) < rank(seq)
 
     def _pages(self, num_tokens: int) -> int:
         return self.cache.layout.num_blocks(num_tokens)
@@ -444,11 +457,14 @@ class Scheduler:
             if token is None:
                 raise RuntimeError(f"no token for {seq.request.id!r}, whose chunk samples one")
             seq.tokens.append(token)
+            self._waiting.charge(seq, 1)
             delta.token_ids.append(token)
             if logprob is not None:
                 delta.logprobs.append(logprob)
             if stop := stop_at(seq, self._max_len[seq]):
                 self._finish(seq, *stop)
+            else:
+                self._admission.grown(seq)
             delta.finish_reason, delta.stop_reason = seq.finish_reason, seq.stop_reason
         return delta
 
@@ -473,6 +489,7 @@ class Scheduler:
             "positions": all(
                 s.num_computed <= min(map(len, s.block_tables)) * size for s in running
             ),
+            "deadlines": all(i in self._requests for i in self._deadlines),
             "live sequences": set(live) == {*running, *waiting} == set(self._max_len),
             "waiting requests": self._waiting.num_requests == len({s.request.id for s in waiting}),
         }

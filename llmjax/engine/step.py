@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from llmjax_kernels.kv_format import KVFormat
 from llmjax_kernels.layout import PagedKV
 from llmjax_kernels.native.blocks import make_pages
 
@@ -77,17 +78,19 @@ def make_state(
     num_pages: int,
     slots: int,
     max_len: int,
-    dtype: Any,
+    format: KVFormat,
     native: bool,
 ) -> DeviceState:
     """A state of zeros: `num_pages` pages, `slots` sequences."""
-    size = (num_pages, layout.block_size, config.num_kv_heads, config.head_dim)
+    size = (num_pages, layout.block_size, config.num_kv_heads)
 
     def pools() -> list[PagedKV]:
         if native:
-            return [make_pages(layout.layers_per_page, *size, dtype)]
+            return [make_pages(layout.layers_per_page, *size, config.head_dim, format)]
+        shape = (*size, format.width(config.head_dim))
         layers = range(layout.layers_per_page)
-        return [PagedKV(k=jnp.zeros(size, dtype), v=jnp.zeros(size, dtype)) for _ in layers]
+        zeros = [[jnp.zeros(shape, format.storage) for _ in "kv"] for _ in layers]
+        return [PagedKV(k, v, format) for k, v in zeros]
 
     bias_shape = (slots, MAX_LOGIT_BIAS)
     return DeviceState(

@@ -14,7 +14,7 @@ from .body import read_json
 from .formatter import Formatter, JsonObject, new_id
 from .generation import Job, run
 from .logprobs import chat_logprobs, prompt_logprobs
-from .prompts import encode_chat, fit
+from .prompts import encode_chat, fit, fit_beam
 from .schema.chat import ChatRequest, parse_chat
 from .schema.sampling import check_model
 from .sse import respond
@@ -100,7 +100,8 @@ def make_job(answer_id: str, request: ChatRequest, tokenizer: Tokenizer, max_mod
     params = fit(
         request.params, len(token_ids), max_model_len, default_max_tokens=None, param="messages"
     )
-    return Job(answer_id, token_ids, params)
+    beam = fit_beam(request.beam, params)
+    return Job(answer_id, token_ids, params, request.options, beam=beam)
 
 
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:

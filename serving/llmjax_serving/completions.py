@@ -17,7 +17,7 @@ from .body import read_json
 from .formatter import Formatter, JsonObject, new_id
 from .generation import Job, Outputs, run
 from .logprobs import CompletionLogprobs, Entry, prompt_logprobs
-from .prompts import encode_prompt, fit
+from .prompts import encode_prompt, fit, fit_beam
 from .schema.completion import DEFAULT_MAX_TOKENS, CompletionRequest, parse_completion
 from .schema.sampling import check_model
 from .sse import respond
@@ -146,7 +146,8 @@ def make_jobs(
             param="prompt",
         )
         text = prompt if isinstance(prompt, str) else None
-        jobs.append(Job(f"{answer_id}-{i}", token_ids, params, text))
+        beam = fit_beam(request.beam, params)
+        jobs.append(Job(f"{answer_id}-{i}", token_ids, params, request.options, text, beam))
     return jobs
 
 

@@ -12,6 +12,8 @@ from llmjax.errors import (
     EngineDeadError,
     InvalidRequestError,
     QueueFullError,
+    QueueTimeoutError,
+    RequestTimeoutError,
     ShutdownError,
 )
 
@@ -76,6 +78,11 @@ def api_error(error: Exception) -> ApiError:
         case QueueFullError():
             retry = {"Retry-After": str(error.retry_after)}
             return ApiError(429, str(error), code="queue_full", headers=retry)
+        case QueueTimeoutError():
+            retry = {"Retry-After": str(error.retry_after)}
+            return ApiError(503, str(error), code="queue_timeout", headers=retry)
+        case RequestTimeoutError():
+            return ApiError(504, str(error), code="timeout")
         case ShutdownError():
             return unavailable(str(error), "shutting_down")
         case EngineDeadError():

@@ -9,9 +9,10 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from llmjax.beam_search import BeamSearch, BeamSearchParams, completions, top_logprobs
 from llmjax.errors import InvalidRequestError, QueueFullError
 from llmjax.metrics import Metrics
-from llmjax.request import RequestOutput, SamplingParams
+from llmjax.request import RequestOptions, RequestOutput, SamplingParams
 
 from .errors import unavailable
 
@@ -21,12 +22,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """One prompt for the engine; `text` is None where the client sent ids."""
+    """One prompt for the engine; `text` is None where the client sent ids.
+
+    Attributes:
+        beam: asks for a beam search; of `params` only `n`, its width, is of interest then.
+    """
 
     request_id: str
     token_ids: list[int]
     params: SamplingParams
+    options: RequestOptions
     text: str | None = None
+    beam: BeamSearchParams | None = None
 
 
 @dataclass
@@ -78,12 +85,56 @@ Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 """(number of the prompt, news of it)"""
 
 
+def generate(engine: AsyncEngine, job: Job) -> AsyncGenerator[RequestOutput, None]:
+    return engine.generate(
+        job.request_id, job.token_ids, job.params, prompt=job.text, options=job.options
+    )
+
+
+async def search_beams(engine: AsyncEngine, job: Job) -> AsyncGenerator[RequestOutput, None]:
+    """Yields all completions at once, at the end."""
+    assert job.beam is not None
+    eos, longest = engine.tokenizer.eos_token_ids, engine.max_model_len
+    search, cached = BeamSearch(job.token_ids, job.beam, eos, longest), None
+    while prompts := search.prompts:
+        jobs = [Job(job.request_id, ids, job.beam.step, job.options) for ids in prompts]
+        steps = [asyncio.ensure_future(whole(generate(engine, step))) for step in jobs]
+        try:
+            outputs = await asyncio.gather(*steps)
+        finally:
+            for step in steps:
+                step.cancel()
+        cached = outputs[0].num_cached_tokens if cached is None else cached
+        search.advance(map(top_logprobs, outputs))
+    yield RequestOutput(
+        request_id=job.request_id,
+        prompt=job.text,
+        prompt_token_ids=job.token_ids,
+        outputs=completions(search, engine.tokenizer.decode),
+        finished=True,
+        num_cached_tokens=cached or 0,
+    )
+
+
+async def whole(stream: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
+    """The news of a request put together."""
+    so_far = None
+    async with aclosing(stream):
+        async for news in stream:
+            if so_far is None:
+                so_far = news
+            else:
+                merge(so_far, news)
+    assert so_far is not None
+    return so_far
+
+
 async def run_job(
     engine: AsyncEngine, job: Job, metrics: Metrics, arrival: float
 ) -> AsyncGenerator[RequestOutput, None]:
     """Yields the news of one prompt; closing it early aborts the request."""
     watch = Stopwatch(metrics, arrival, job.params.n)
-    stream = engine.generate(job.request_id, job.token_ids, job.params, prompt=job.text)
+    stream = search_beams(engine, job) if job.beam is not None else generate(engine, job)
     try:
         async with aclosing(stream):
             async for output in stream:

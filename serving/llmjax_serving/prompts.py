@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from llmjax.beam_search import BeamSearchParams
 from llmjax.request import SamplingParams, longest
 
 from .schema.chat import ChatPrompt
@@ -51,3 +52,8 @@ def fit(
     if params.max_tokens is not None:
         return params
     return replace(params, max_tokens=min(default_max_tokens or room, room))
+
+
+def fit_beam(beam: BeamSearchParams | None, params: SamplingParams) -> BeamSearchParams | None:
+    """A beam search of as many tokens as the fitted `params` allow."""
+    return None if beam is None else replace(beam, max_tokens=params.max_tokens or 1)

@@ -13,6 +13,7 @@ from jax.sharding import SingleDeviceSharding
 from llmjax.bench.latency import Latency, Times, Work
 from llmjax.checkpoint import open_checkpoint
 from llmjax.checkpoint.load import load_weights
+from llmjax_kernels.kv_format import KV_FORMATS
 
 FIXTURES = Path(__file__).parents[1] / "models" / "fixtures"
 
@@ -27,7 +28,7 @@ def test_work(name, tied, D, N, K, H, F, V):
     device = SingleDeviceSharding(jax.devices()[0])
     kind = np.dtype(np.float32)
     state = load_weights(checkpoint, config, table, kind, lambda *_: device, progress=False).state
-    model = SimpleNamespace(config=config, state=state, kv_dtype=kind)
+    model = SimpleNamespace(config=config, state=state, kv_format=KV_FORMATS["float32"])
     matrices = 2 * (D * (N + 2 * K) * H + N * H * D + 3 * D * F)
     # Without a head of its own the whole embedding is read for the logits.
     assert config.tie_embeddings is tied

@@ -1,8 +1,8 @@
 """Run by a test: prints how far loading a model raised the peak of resident memory.
 
 What jax takes does not count. Arguments: a small model that is loaded first where what any
-model takes shall not count either (optional); the model; a dtype; what native kernels take as
-the size of a page, or 0 for plain arrays.
+model takes shall not count either (optional); the model; a dtype or a quantization; what native
+kernels take as the size of a page, or 0 for plain arrays.
 """
 
 import json
@@ -18,8 +18,9 @@ def peak() -> int:
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
-*small, big, dtype, pages = sys.argv[1:]
-options = {"dtype": dtype, "page_size": int(pages) or None, "progress": False}
+*small, big, kind, pages = sys.argv[1:]
+name = "quantization" if kind.startswith("int") else "dtype"
+options = {name: kind, "page_size": int(pages) or None, "progress": False}
 jax.block_until_ready(jax.numpy.zeros(1))
 before = peak()
 from llmjax.checkpoint import load_model  # noqa: E402

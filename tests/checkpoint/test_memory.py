@@ -76,6 +76,16 @@ def test_safetensors_packed(folders, big_tensors):
     assert_lean(small, big, "auto", pages=16)
 
 
+@needs_native
+@pytest.mark.parametrize(("quantization", "least"), [("int8", 70e6), ("int4", 54e6)])
+def test_safetensors_quantised(folders, big_tensors, quantization, least):
+    small, big = (
+        folders("small", None, **WIDE),
+        folders("big", big_tensors, vocab_size=ROWS, **WIDE),
+    )
+    assert_lean(small, big, quantization, pages=16, least=least)
+
+
 @pytest.mark.parametrize(
     ("dtype", "pages", "least"),
     [("float32", 0, 130e6), pytest.param("auto", 16, 70e6, marks=needs_native)],

@@ -19,6 +19,7 @@ from llmjax.engine.scheduler import Scheduler
 from llmjax.request import (
     FinishReason,
     Request,
+    RequestOptions,
     SamplingParams,
     Sequence,
     Status,
@@ -161,6 +162,9 @@ class Harness:
         costs: MoveCosts | None = None,
     ):
         self.config = config or SchedulerConfig()
+        self.now = 0.0
+        chunk = self.config.prefill_chunk_size
+        self.beside_decodes = min(chunk, self.config.mixed_prefill_tokens or chunk)
         layout = KVLayout(block_size, windows)
         chunk = max_model_len
         if self.config.enable_chunked_prefill:
@@ -179,7 +183,11 @@ class Harness:
             self.pool, layout, enable_prefix_caching=caching, host=self.host, chunk=chunk
         )
         self.scheduler = Scheduler(
-            self.config, self.buckets, self.cache, max_model_len=max_model_len
+            self.config,
+            self.buckets,
+            self.cache,
+            max_model_len=max_model_len,
+            clock=lambda: self.now,
         )
         slots = self.config.max_num_seqs
         self.device = HashDevice(num_blocks, layout, slots, max_model_len, sum(host_slots))
@@ -200,7 +208,7 @@ class Harness:
             self.buckets.mark_ready(bucket)
 
     def add(
-        self, prompt: list[int], *, id: str | None = None, priority: int = 0, **params
+        self, prompt: list[int], *, id: str | None = None, options: dict | None = None, **params
     ) -> list[Sequence]:
         """Adds the sequences of one request; raises what the scheduler raises for the first."""
         request = Request(
@@ -208,7 +216,8 @@ class Harness:
             prompt,
             SamplingParams(**params),
             eos_token_ids=frozenset({EOS}),
-            priority=priority,
+            options=RequestOptions(**(options or {})),
+            arrival_time=self.now,
         )
         added = []
         for index in range(request.params.n):
@@ -223,6 +232,14 @@ class Harness:
 
     def abort(self, request_id: str, index: int | None = None) -> list:
         deltas = self.scheduler.abort(request_id, index)
+        self._receive(deltas)
+        self.scheduler.check_balance()
+        return deltas
+
+    def wait(self, seconds: float) -> list:
+        """Time passes; what is late ends."""
+        self.now += seconds
+        deltas = self.scheduler.expire()
         self._receive(deltas)
         self.scheduler.check_balance()
         return deltas
@@ -245,6 +262,9 @@ class Harness:
         if was_idle and self.config.enable_chunked_prefill and self.buckets.max_seqs:
             # By priority it may take another step to make way for one that waits.
             waits = self.config.scheduling_policy == "priority" and oldest not in running
+            # What never ran comes in an order that is not that of arrival.
+            ordered = self.config.scheduling_policy == "lpm" or self.config.fair_users
+            waits |= ordered and not oldest.turn
             assert oldest in rows or waits, "the oldest sequence does not go on"
         if oldest:
             assert oldest.num_preemptions == preemptions, "the oldest was preempted"
@@ -279,7 +299,7 @@ class Harness:
         if config.enable_chunked_prefill:
             assert all(chunk.count <= config.prefill_chunk_size for chunk in prompts)
             if decodes:
-                assert sum(chunk.count for chunk in prompts) <= config.prefill_chunk_size
+                assert sum(chunk.count for chunk in prompts) <= self.beside_decodes
         for chunk in prompts:
             if not config.enable_chunked_prefill and not chunk.seq.output_len:
                 assert chunk.start + chunk.count == chunk.seq.prompt_len
@@ -299,7 +319,7 @@ class Harness:
         if plan.bucket.decode_only and not prompts:
             return
         used = sum(chunk.count for chunk in prompts)
-        limit = config.prefill_chunk_size if decodes else config.max_num_batched_tokens
+        limit = self.beside_decodes if decodes else config.max_num_batched_tokens
         if used == min(limit, config.max_num_batched_tokens - len(decodes)):
             return
         for chunk in prompts:
@@ -311,17 +331,21 @@ class Harness:
         starting = [s for s in scheduler._running if not s.in_flight and s not in chunked]
         starting = [s for s in starting if s.num_computed < len(s.tokens)]
         most = dict(self.buckets._ready.edges).get(plan.bucket.tokens, 0)
-        is_plain = config.scheduling_policy == "fcfs" and self.cache.layout.windows == (None,)
+        is_plain = (
+            config.forecast_margin is None
+            and config.scheduling_policy == "fcfs"
+            and not config.fair_users
+            and self.cache.layout.windows == (None,)
+        )
         if not is_plain:
             return  # what was to be had before the step cannot be told after it
         assert not starting or len(plan.chunks) == most, "padding beside a running prompt"
-        head = next(iter(scheduler._waiting.first(1)), None)
+        head = scheduler._waiting.oldest if scheduler._waiting else None
         if head and self.can_hit(head):
             return
         if head and not head.in_flight and len(plan.chunks) < most and not scheduler._num_promised:
             needed = self.cache.needed(head, self.cache.match(head))
-            room = self.cache.num_available - needed
-            has_room = room >= config.watermark * self.pool.num_blocks
+            has_room = self.cache.num_available >= needed
             seats = min(config.max_num_seqs, self.buckets.max_seqs) - scheduler.num_running
             has_seat = seats > 0 and bool(scheduler._free_slots)
             assert not (has_room and has_seat), "padding beside a waiting prompt"

@@ -42,7 +42,7 @@ def roomy(tiny_model):
 @pytest.fixture(scope="module")
 def cramped(tiny_model):
     """Takes prompts in chunks of 16, from crowds that its pages do not hold."""
-    llm = LLM(str(tiny_model), prefill_chunk_size=16, **SIZES)
+    llm = LLM(str(tiny_model), prefill_chunk_size=16, forecast_margin=None, **SIZES)
     yield llm
     llm.close()
 
@@ -368,6 +368,8 @@ def test_what_the_model_does_not_allow_is_refused_before_its_weights_are_read(
         ({"chat_template": "{% if %}"}, "chat_template: .* not valid Jinja: line 1"),
         ({"chat_template": "/no/such/file"}, "chat_template is '/no/such/file', allowed"),
         ({"num_gpu_blocks_override": 8}, "the KV pool holds 32 tokens"),
+        # No native kernel takes pages of 4.
+        ({"threads": 2}, "threads: only the native CPU kernels take it, and XLA serves here"),
     ):
         with pytest.raises(ConfigError, match=message):
             LLM(str(tiny_model), **{**SIZES, **options})

@@ -1,7 +1,5 @@
 """The scheduler's rules, one example each; test_scheduler_properties has random loads."""
 
-import time
-
 import pytest
 
 from llmjax.cache.block_pool import BlockPool
@@ -10,7 +8,12 @@ from llmjax.cache.manager import KVCache
 from llmjax.config import CompileConfig, SchedulerConfig
 from llmjax.engine.buckets import Buckets
 from llmjax.engine.scheduler import Scheduler
-from llmjax.errors import InvalidRequestError, QueueFullError
+from llmjax.errors import (
+    InvalidRequestError,
+    QueueFullError,
+    QueueTimeoutError,
+    RequestTimeoutError,
+)
 from llmjax.request import FinishReason, Request, SamplingParams, Sequence, Status, TokenLogprobs
 
 from .scheduler_harness import EOS, VOCAB, Harness, alone
@@ -35,7 +38,8 @@ def commit_with(h, *tokens):
 
 def tight(num_blocks=8, **config):
     """A sequence of 12 tokens, 3 pages; two such fill 6."""
-    h = Harness(SchedulerConfig(max_num_seqs=8, **config), num_blocks=num_blocks)
+    config = SchedulerConfig(max_num_seqs=8, forecast_margin=None, **config)
+    h = Harness(config, num_blocks=num_blocks)
     return h, h.add(prompt(12), id="a", max_tokens=12, ignore_eos=True)[0]
 
 
@@ -120,7 +124,10 @@ def test_without_chunking_a_prompt_goes_whole():
 
 def test_without_chunking_a_recomputation_may_outgrow_the_step():
     config = SchedulerConfig(
-        max_num_seqs=2, max_num_batched_tokens=16, enable_chunked_prefill=False, watermark=0
+        max_num_seqs=2,
+        max_num_batched_tokens=16,
+        enable_chunked_prefill=False,
+        forecast_margin=None,
     )
     h = Harness(config, num_blocks=8)
     h.add(prompt(11), id="a", max_tokens=16, ignore_eos=True)
@@ -149,19 +156,31 @@ def test_no_step_before_a_program_is_ready():
 # Admission
 
 
-def test_admission_wants_pages_for_the_whole_prompt_above_the_watermark():
-    h, _ = tight(watermark=0.25)
-    h.add(prompt(16), id="b")
+def test_admission_wants_pages_for_the_whole_prompt():
+    h, _ = tight()
+    h.add(prompt(24), id="b", max_tokens=4)
     h.add(prompt(1), id="c")
-    assert rows(h.dispatch()) == [("a", 0, 12, True)], "3 + 4 pages would leave 1 of 8, not 2"
+    assert rows(h.dispatch()) == [("a", 0, 12, True)], "3 of 8 pages are taken, and b wants 6"
     assert h.scheduler.num_waiting == 2, "and c does not overtake b"
     h.abort("a")
     h.commit()
     assert [row[0] for row in rows(h.dispatch())] == ["b", "c"]
 
 
-def test_the_watermark_does_not_apply_where_nothing_runs():
-    h = Harness(SchedulerConfig(max_num_seqs=8, watermark=0.5), num_blocks=8)
+def test_admission_forecasts_what_those_that_run_will_need():
+    def started(**params):
+        h = Harness(SchedulerConfig(max_num_seqs=8), num_blocks=8)
+        h.add(prompt(12), id="a", max_tokens=12, ignore_eos=True)
+        h.add(prompt(4), id="b", **params)
+        return [row[0] for row in rows(h.dispatch())]
+
+    assert started(max_tokens=9, ignore_eos=True) == ["a"], "6 pages and 4 in the end"
+    assert started(max_tokens=4, ignore_eos=True) == ["a", "b"]
+    assert started(max_tokens=9) == ["a"], "it hardly ever stops before"
+
+
+def test_what_comes_first_needs_no_forecast():
+    h = Harness(SchedulerConfig(max_num_seqs=8, forecast_margin=100.0), num_blocks=8)
     h.add(prompt(30), id="a", max_tokens=2)
     assert rows(h.dispatch()) == [("a", 0, 30, True)]
 
@@ -183,7 +202,7 @@ def test_a_full_queue_refuses_requests_but_not_further_choices():
     with pytest.raises(QueueFullError, match="2 requests wait") as error:
         h.add(prompt(2))
     assert error.value.retry_after == 1
-    h.sequences["0", 0].request.arrival_time = time.monotonic() - 7.5
+    h.wait(7.5)
     with pytest.raises(QueueFullError) as error:
         h.add(prompt(2))
     assert error.value.retry_after == 8
@@ -244,6 +263,58 @@ def test_an_id_may_be_used_again_once_it_is_done():
     h.scheduler.check_balance()
 
 
+# Deadlines
+
+
+def test_what_has_not_ended_in_time_fails_and_gives_its_pages_back():
+    h = Harness(depth=2)
+    h.add(prompt(9), id="late", n=2, max_tokens=20, ignore_eos=True, options={"timeout": 3.0})
+    h.add(prompt(5), id="b", max_tokens=20, ignore_eos=True)
+    h.dispatch(), h.dispatch()
+    assert h.wait(2.9) == []
+    held = h.cache.num_used
+    deltas = h.wait(0.2)
+    assert [(d.request_id, d.index, d.finish_reason) for d in deltas] == [
+        ("late", 0, FinishReason.ABORT),
+        ("late", 1, FinishReason.ABORT),
+    ]
+    assert all(isinstance(d.error, RequestTimeoutError) for d in deltas)
+    assert "had not ended 3.1 s after its arrival, and its timeout is 3 s" in str(deltas[0].error)
+    assert h.cache.num_used == held, "steps in flight may still write there"
+    h.commit(), h.commit()
+    assert h.cache.num_used < held
+    h.drain()
+    h.check_outputs()
+
+
+def test_what_has_waited_too_long_is_refused_but_not_what_has_begun():
+    h = Harness(SchedulerConfig(max_num_seqs=1, queue_timeout=5.0))
+    h.add(prompt(5), id="a", max_tokens=40, ignore_eos=True)
+    h.add(prompt(5), id="b", max_tokens=2)
+    h.add(prompt(5), id="c", max_tokens=2, options={"queue_timeout": 2.0})
+    h.add(prompt(5), id="d", max_tokens=2, options={"queue_timeout": 9.0})
+    h.step()
+    (delta,) = h.wait(2.5)
+    assert (delta.request_id, delta.error.retry_after) == ("c", 3)
+    assert isinstance(delta.error, QueueTimeoutError)
+    assert "waited 2.5 s in the queue" in str(delta.error)
+    assert [d.request_id for d in h.wait(3.0)] == ["b", "d"], "the server's limit holds for all"
+    assert h.wait(100.0) == []
+    h.drain()
+    h.check_outputs()
+
+
+def test_what_was_preempted_has_begun():
+    h, _ = tight()
+    h.add(prompt(12), id="b", max_tokens=8, ignore_eos=True, options={"queue_timeout": 1.0})
+    while not h.scheduler.num_preemptions:
+        h.step()
+    assert h.scheduler.num_waiting == 1
+    assert h.wait(2.0) == []
+    h.drain()
+    h.check_outputs()
+
+
 # Stopping
 
 
@@ -300,7 +371,7 @@ def test_the_youngest_is_preempted_and_comes_back_first():
     h.depth = 1
     while not young.num_preemptions:
         h.step()
-    assert h.scheduler._waiting.first(1) == [young]
+    assert h.scheduler._waiting.oldest is young
     assert (young.block_tables, young.slot, young.num_computed) == ([], -1, 0)
     assert len(young.tokens) > 12
     h.drain()
@@ -309,7 +380,7 @@ def test_the_youngest_is_preempted_and_comes_back_first():
 
 
 def test_a_preempted_sequence_in_flight_keeps_its_pages_and_its_token():
-    h, _ = tight(num_blocks=6, watermark=0)
+    h, _ = tight(num_blocks=6)
     (young,) = h.add(prompt(12), id="b", max_tokens=8, ignore_eos=True)
     assert rows(h.dispatch()) == [("a", 0, 12, True), ("b", 0, 12, True)]
     assert h.dispatch() is None, "the older wants a page, which the younger gives when it is back"
@@ -324,7 +395,7 @@ def test_a_preempted_sequence_in_flight_keeps_its_pages_and_its_token():
 
 
 def test_a_preempted_sequence_may_end_with_the_step_in_flight():
-    h, _ = tight(num_blocks=6, watermark=0)
+    h, _ = tight(num_blocks=6)
     h.add(prompt(12), id="b", max_tokens=2)
     h.dispatch()
     assert h.dispatch() is None
@@ -335,7 +406,7 @@ def test_a_preempted_sequence_may_end_with_the_step_in_flight():
 
 
 def test_pages_on_their_way_back_are_waited_for_instead_of_preempting_more():
-    h = Harness(SchedulerConfig(max_num_seqs=8, watermark=0), num_blocks=9)
+    h = Harness(SchedulerConfig(max_num_seqs=8, forecast_margin=None), num_blocks=9)
     sequences = [h.add(prompt(12), id=n, max_tokens=8, ignore_eos=True)[0] for n in "abc"]
     h.dispatch()
     assert h.dispatch() is None, "a and b want a page each; c, in flight, has three"
@@ -347,7 +418,7 @@ def test_pages_on_their_way_back_are_waited_for_instead_of_preempting_more():
 
 
 def test_pages_on_their_way_back_count_for_one_sequence_only():
-    h = Harness(SchedulerConfig(max_num_seqs=8, watermark=0), num_blocks=7)
+    h = Harness(SchedulerConfig(max_num_seqs=8, forecast_margin=None), num_blocks=7)
     sizes = {"a": 12, "b": 12, "c": 2}
     sequences = [h.add(prompt(k), id=n, max_tokens=8, ignore_eos=True)[0] for n, k in sizes.items()]
     h.dispatch()
@@ -358,7 +429,7 @@ def test_pages_on_their_way_back_count_for_one_sequence_only():
 
 
 def test_a_preempted_sequence_waits_for_its_steps_in_flight():
-    h = Harness(SchedulerConfig(max_num_seqs=2, watermark=0), num_blocks=8)
+    h = Harness(SchedulerConfig(max_num_seqs=2, forecast_margin=None), num_blocks=8)
     h.add(prompt(14), id="a", max_tokens=1)
     (seq,) = h.add(prompt(12), id="b", max_tokens=9, ignore_eos=True)
     while not seq.num_preemptions:

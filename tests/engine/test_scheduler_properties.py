@@ -16,15 +16,17 @@ from .scheduler_harness import STOP, VOCAB, Harness
 SMALL = CompileConfig(token_buckets=(6, 12, 32), seq_buckets=(2, 4), page_buckets=(3, 12))
 
 
-def small_harness(depth, chunked, chunk, num_blocks, watermark, paddings, ready, **cache):
+def small_harness(depth, chunked, chunk, num_blocks, margin, paddings, ready, **cache):
     config = SchedulerConfig(
         scheduling_policy=cache.pop("policy", "fcfs"),
+        fair_users=cache.pop("fair", False),
         max_num_seqs=4,
         max_num_batched_tokens=32,
         max_paddings=paddings,
         enable_chunked_prefill=chunked,
         prefill_chunk_size=chunk,
-        watermark=watermark,
+        mixed_prefill_tokens=cache.pop("mixed", None),
+        forecast_margin=margin,
     )
     return Harness(
         config,
@@ -44,17 +46,19 @@ class Loads(RuleBasedStateMachine):
         chunked=st.booleans(),
         chunk=st.sampled_from([1, 3, 8, 64]),
         num_blocks=st.sampled_from([8, 12, 40]),
-        watermark=st.sampled_from([0.0, 0.01, 0.2]),
+        margin=st.sampled_from([None, 0.0, 1.5]),
         paddings=st.sampled_from([0.0, 0.1, 0.5]),
-        policy=st.sampled_from(["fcfs", "priority"]),
+        policy=st.sampled_from(["fcfs", "priority", "lpm"]),
+        fair=st.booleans(),
+        mixed=st.sampled_from([None, None, 2, 8]),
         windows=st.sampled_from([(None,), (None,), (None, 6), (9,), (None, 5, 13)]),
         caching=st.booleans(),
         host_slots=st.sampled_from([(0, 0), (3, 0), (40, 8)]),
         costs=st.sampled_from([MoveCosts(), MoveCosts(1, 1, 1), MoveCosts(1, 100, 1)]),
     )
-    def start(self, depth, chunked, chunk, num_blocks, watermark, paddings, windows, **options):
+    def start(self, depth, chunked, chunk, num_blocks, margin, paddings, windows, **options):
         num_blocks *= len(windows)
-        args = (depth, chunked, chunk, num_blocks, watermark, paddings, False)
+        args = (depth, chunked, chunk, num_blocks, margin, paddings, False)
         self.h = small_harness(*args, windows=windows, **options)
         self.prompts = [[2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
 
@@ -68,6 +72,8 @@ class Loads(RuleBasedStateMachine):
         prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=16),
         n=st.sampled_from([1, 1, 1, 2, 4]),
         priority=st.integers(0, 2),
+        user=st.sampled_from([None, "a", "b", "c"]),
+        timeouts=st.tuples(*[st.sampled_from([None, None, None, 1.0, 4.0])] * 2),
         max_tokens=st.one_of(st.none(), st.integers(1, 16)),
         min_tokens=st.integers(0, 4),
         stops=st.booleans(),
@@ -75,14 +81,30 @@ class Loads(RuleBasedStateMachine):
         logprobs=st.sampled_from([None, 0]),
     )
     def arrive(
-        self, data, prompt, n, priority, max_tokens, min_tokens, stops, ignore_eos, logprobs
+        self,
+        data,
+        prompt,
+        n,
+        priority,
+        user,
+        timeouts,
+        max_tokens,
+        min_tokens,
+        stops,
+        ignore_eos,
+        logprobs,
     ):
         prompt = (self.beginning(data) + prompt)[:24]
         self.prompts.append(prompt)
         try:
             self.h.add(
                 prompt,
-                priority=priority,
+                options={
+                    "priority": priority,
+                    "user": user,
+                    "timeout": timeouts[0],
+                    "queue_timeout": timeouts[1],
+                },
                 n=n,
                 max_tokens=max_tokens,
                 min_tokens=min(min_tokens, max_tokens or min_tokens),
@@ -115,6 +137,10 @@ class Loads(RuleBasedStateMachine):
         request_id, index = data.draw(st.sampled_from(sorted(self.h.sequences)))
         self.h.abort(request_id, data.draw(st.sampled_from([None, index])))
 
+    @rule(seconds=st.sampled_from([0.5, 1.0, 3.0]))
+    def wait(self, seconds):
+        self.h.wait(seconds)
+
     @rule(data=st.data())
     def compiled(self, data):
         self.h.buckets.mark_ready(data.draw(st.sampled_from(self.h.buckets.all)))
@@ -140,7 +166,7 @@ TestLoads.settings = settings(
 @pytest.mark.parametrize("seed", range(3))
 def test_a_crowd_in_a_tiny_pool(depth, chunk, seed):
     rng = random.Random(seed)
-    h = small_harness(depth, True, chunk, 8, 0.01, 0.1, True)
+    h = small_harness(depth, True, chunk, 8, None, 0.1, True)
     for _ in range(60):
         prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))]
         h.add(prompt, max_tokens=rng.randint(1, 12), ignore_eos=rng.random() < 0.7)
@@ -152,7 +178,7 @@ def test_a_crowd_in_a_tiny_pool(depth, chunk, seed):
 
 
 def test_what_is_there_is_not_computed_again():
-    h = small_harness(2, True, 16, 40, 0.01, 0.1, True, caching=True)
+    h = small_harness(2, True, 16, 40, None, 0.1, True, caching=True)
     shared = list(range(2, 18))
     h.add([*shared, 1, 2, 3], max_tokens=1)
     h.drain()
@@ -167,7 +193,7 @@ def test_a_request_alone_among_others_chunked_or_preempted_says_the_same():
     prompt = list(range(1, 13))
     said = set()
     for num_blocks, chunk, others in [(64, 64, 0), (64, 64, 3), (64, 2, 3), (8, 8, 3)]:
-        h = small_harness(2, True, chunk, num_blocks, 0.01, 0.1, True)
+        h = small_harness(2, True, chunk, num_blocks, None, 0.1, True)
         for i in range(others):
             h.add([i + 2] * 5, max_tokens=10, ignore_eos=True)
         (seq,) = h.add(prompt, max_tokens=12, ignore_eos=True)

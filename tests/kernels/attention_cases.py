@@ -13,6 +13,7 @@ from jax import Array
 from random_weights import random_rows, unpacked
 
 from llmjax.nn.rope import Rotation, rotate
+from llmjax_kernels.kv_format import KV_FORMATS, KVFormat
 from llmjax_kernels.layout import PagedKV, RaggedBatch, make_ragged_batch
 from llmjax_kernels.native.blocks import LANES, Projection, QKNorm, Residual, attention_block
 from llmjax_kernels.packed import PackedWeight, pack_float
@@ -47,6 +48,10 @@ class Case:
     post_norm: bool = False
     residual_scale: float = 1.0
     formats: tuple[str, str, str, str] = ("float32",) * 4
+
+    @property
+    def format(self) -> KVFormat:
+        return KV_FORMATS[self.kv_dtype]
 
     @property
     def spec(self) -> AttentionSpec:
@@ -136,7 +141,8 @@ class Layer:
             if case.qk_norm == "head":
                 q, k = rms_norm(q, w.qk_norm.q), rms_norm(k, w.qk_norm.k)
             q, k = (rotate(y, self.rope(batch)) for y in (q, k))
-            k, v = (y.astype(case.kv_dtype).astype(jnp.float32) for y in (k, v))
+            k, v = (case.format.decode(case.format.encode(y), jnp.float32) for y in (k, v))
+            k, v = (y.astype(jnp.float32) for y in (k, v))
             out, kv = paged_attention(q, k, v, kv, batch, case.spec)
             out = project(out.reshape(len(x), -1), w.o)
             if w.post_norm is not None:
@@ -173,10 +179,7 @@ class Sequences:
         for s, count in enumerate(needed):
             self.tables[s, :count], ids = ids[:count], ids[count:]
         shape = (self.num_pages, case.page_size, case.kv_heads, case.head_dim)
-        self.k, self.v = (
-            np.asarray(rng.standard_normal(shape).astype(case.kv_dtype), np.float32)
-            for _ in range(2)
-        )
+        self.k, self.v = (self.kept(rng.standard_normal(shape)) for _ in range(2))
         self.before, self.written = (np.zeros(shape[:2], bool) for _ in range(2))
         for s, (start, count) in enumerate(runs):
             position = np.arange(start + count)
@@ -184,13 +187,19 @@ class Sequences:
             self.before[place] = position < start
             self.written[place] = position >= start
 
+    def kept(self, values: np.ndarray) -> np.ndarray:
+        """What is left of values in pages."""
+        format = self.case.format
+        rows = format.encode(jnp.asarray(values, jnp.float32))
+        return np.asarray(format.decode(rows, jnp.float32), np.float32)
+
     @property
     def batch(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return self.starts, self.kv_lens, self.tables
 
     @property
     def reference_pages(self) -> PagedKV:
-        return PagedKV(jnp.asarray(self.k), jnp.asarray(self.v))
+        return PagedKV(jnp.asarray(self.k), jnp.asarray(self.v), KV_FORMATS["float32"])
 
     @property
     def native_pages(self) -> PagedKV:
@@ -199,23 +208,43 @@ class Sequences:
         def pages(values: np.ndarray) -> np.ndarray:
             layers = np.full((LAYERS, *values.shape), np.nan, np.float32)
             layers[LAYER] = np.where(self.before[..., None, None], values, np.nan)
-            return layers.astype(self.case.kv_dtype)
+            return np.asarray(self.case.format.encode(jnp.asarray(layers)))
 
-        return PagedKV(to_native_keys(pages(self.k)), pages(self.v).swapaxes(2, 3))
+        return to_native(pages(self.k), pages(self.v), self.case.format)
 
 
-def to_native_keys(k: np.ndarray) -> np.ndarray:
-    L, pages, page_size, heads, head_dim = k.shape
-    lanes = k.reshape(L, pages, page_size // LANES, LANES, heads, head_dim)
-    return lanes.transpose(0, 1, 4, 2, 5, 3)
+def to_native(k: np.ndarray, v: np.ndarray, format: KVFormat) -> PagedKV:
+    """Pages of encoded rows, [L, pages, page_size, K, W], as the native kernels have them."""
+
+    def blocks(rows: np.ndarray, order: tuple[int, int]) -> np.ndarray:
+        L, pages, page_size, heads, width = rows.shape
+        rows = rows.reshape(L, pages, page_size // LANES, LANES, heads, width)
+        rows = rows.transpose(0, 1, 4, 2, 3, 5)  # L, pages, K, blocks, lanes, W
+        head_dim = width - format.width(0)
+        codes = rows[..., :head_dim].swapaxes(*order).reshape(*rows.shape[:4], -1)
+        scales = rows[..., head_dim:].reshape(*rows.shape[:4], -1)
+        return np.concatenate([codes, scales], -1)
+
+    return PagedKV(blocks(k, (-1, -2)), blocks(v, (-1, -1)), format)
 
 
 def from_native(kv: PagedKV) -> tuple[np.ndarray, np.ndarray]:
     """Keys and values as float32 [L, pages, page_size, K, H]."""
-    L, pages, heads, page_size, head_dim = kv.v.shape
-    k = np.asarray(kv.k, np.float32).transpose(0, 1, 3, 5, 2, 4)
-    k = k.reshape(L, pages, page_size, heads, head_dim)
-    return k, np.asarray(kv.v, np.float32).swapaxes(2, 3)
+    format = kv.format
+
+    def rows(blocks: np.ndarray, is_keys: bool) -> np.ndarray:
+        L, pages, heads, count, size = blocks.shape
+        head_dim = size // LANES - format.width(0)
+        outer = blocks.shape[:4]
+        codes, scales = np.split(blocks, [LANES * head_dim], -1)
+        if is_keys:
+            codes = codes.reshape(*outer, head_dim, LANES).swapaxes(-1, -2)
+        codes = codes.reshape(*outer, LANES, head_dim)
+        rows = np.concatenate([codes, scales.reshape(*outer, LANES, -1)], -1)
+        rows = rows.transpose(0, 1, 3, 4, 2, 5).reshape(L, pages, count * LANES, heads, -1)
+        return np.asarray(format.decode(jnp.asarray(rows), jnp.float32), np.float32)
+
+    return rows(np.asarray(kv.k), True), rows(np.asarray(kv.v), False)
 
 
 def rms_norm(x: Array, weight: Array) -> Array:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import pytest
+from numpy.random import mtrand
 
 from llmjax_kernels import native
+from llmjax_kernels.native import sources
 
 ORDER = ("avx512", "avx2", "generic")
 
@@ -36,7 +40,12 @@ def test_other_devices_are_served_by_xla(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [(None, "was not built"), (b"no library", "file too short|ELF")]
+    ("content", "reason"),
+    [
+        (None, "was not built"),
+        (b"no library", "file too short|ELF"),
+        (Path(mtrand.__file__).read_bytes(), "was built from other sources .*llmjax_isa"),
+    ],
 )
 def test_without_the_library_xla_serves(monkeypatch, tmp_path, caplog, content, reason):
     path = tmp_path / "libllmjax_native.so"
@@ -57,6 +66,47 @@ def test_without_the_library_xla_serves(monkeypatch, tmp_path, caplog, content, 
             native.available()
     finally:
         native._problem.cache_clear()
+
+
+class TestSources:
+    """What the library was built from, beside what is there now."""
+
+    @pytest.fixture
+    def warnings(self, tmp_path, monkeypatch, caplog):
+        """Changes a copy of the sources, and gives what the library's user is told then."""
+
+        def after(change) -> list[str]:
+            folder = tmp_path / "src"
+            shutil.copytree(sources.SOURCES, folder)
+            change(folder)
+            monkeypatch.setattr(native, "digest", lambda: sources.digest(folder))
+            caplog.clear()
+            with caplog.at_level(logging.WARNING):
+                native._warn_of_other_sources(native.library().llmjax_sources().decode())
+            return [record.getMessage() for record in caplog.records]
+
+        return after
+
+    def test_they_are_those_that_are_there(self):
+        assert native.library().llmjax_sources().decode() == sources.digest()
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda folder: (folder / "matmul.h").write_text("// another"),
+            lambda folder: (folder / "matmul.h").rename(folder / "matmuls.h"),
+            lambda folder: (folder / "added.h").touch(),
+        ],
+    )
+    def test_others_are_told_in_one_line(self, warnings, change):
+        [line] = warnings(change)
+        assert "built from other sources: `pip install -e .`" in line
+
+    def test_other_files_do_not_count(self, warnings):
+        assert warnings(lambda folder: (folder / "matmul.h~").touch()) == []
+
+    def test_an_install_without_sources_is_told_nothing(self, warnings):
+        assert warnings(shutil.rmtree) == []
 
 
 @pytest.mark.every_isa

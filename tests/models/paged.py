@@ -9,6 +9,7 @@ from flax import nnx
 
 from llmjax.models import Decoder
 from llmjax.nn.attention import PagedContext
+from llmjax_kernels.kv_format import KV_FORMATS
 from llmjax_kernels.layout import PagedKV, make_ragged_batch
 
 PAGE, PAGES_PER_SEQ, TOKENS, CHUNK = 16, 10, 80, 64
@@ -35,7 +36,9 @@ class PagedRun:
         shape = (2 * PAGES_PER_SEQ, PAGE, config.num_kv_heads, config.head_dim)
         # what is left in a page from before must not matter
         stale = jnp.full(shape, 7.0, jnp.float32)
-        self.pages = [PagedKV(stale, stale) for _ in range(config.num_layers)]
+        self.pages = [
+            PagedKV(stale, stale, KV_FORMATS["float32"]) for _ in range(config.num_layers)
+        ]
         order = np.random.default_rng(0).permutation(2 * PAGES_PER_SEQ)
         self.tables = order.reshape(2, PAGES_PER_SEQ).astype(np.int32)
         self.lengths = np.zeros(2, np.int32)

@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from llmjax.config import EngineConfig
 from llmjax.errors import ChatTemplateError, EngineDeadError, ShutdownError
 from llmjax.metrics import Metrics
-from llmjax.request import CompletionOutput, Logprob, RequestOutput, SamplingParams
+from llmjax.request import CompletionOutput, Logprob, RequestOptions, RequestOutput, SamplingParams
 from llmjax_serving.app import make_app
 from llmjax_serving.config import ServerConfig
 from llmjax_serving.state import ServerState
@@ -73,7 +73,7 @@ class EngineDouble:
     says: the text of every choice, in the pieces in which it comes.
     fails: raised instead of the piece with the number `fails_at`.
     gate: where given, every piece but the first waits until it is set.
-    pulled, running, seen: what the server did.
+    pulled, running, seen, options: what the server did.
     """
 
     says: list[str] = field(default_factory=lambda: ["Hel", "lo"])
@@ -87,6 +87,7 @@ class EngineDouble:
     pulled: int = 0
     running: dict[str, SamplingParams] = field(default_factory=dict)
     seen: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
+    options: list[RequestOptions | None] = field(default_factory=list)
     max_model_len: int = MAX_MODEL_LEN
     vocab_size: int = VOCAB
     generation_defaults: dict[str, float] = field(default_factory=dict)
@@ -132,10 +133,17 @@ class EngineDouble:
         self.stopped = True
 
     async def generate(
-        self, request_id: str, ids: list[int], params: SamplingParams, *, prompt: str | None = None
+        self,
+        request_id: str,
+        ids: list[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        options: RequestOptions | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         self.running[request_id] = params
         self.seen.append((ids, params))
+        self.options.append(options)
         try:
             left = params.max_tokens or MAX_MODEL_LEN
             for number, piece in enumerate(self.says):

@@ -7,7 +7,13 @@ import asyncio
 import pytest
 
 from llmjax import __version__
-from llmjax.errors import EngineDeadError, QueueFullError, ShutdownError
+from llmjax.errors import (
+    EngineDeadError,
+    QueueFullError,
+    QueueTimeoutError,
+    RequestTimeoutError,
+    ShutdownError,
+)
 from llmjax_serving.config import ServerConfig
 
 from .double import EOS, MODEL, ByteTokenizer, EngineDouble, client_of, run_async
@@ -298,6 +304,25 @@ async def test_a_full_queue_is_429(prompt, stream):
         assert not engine.running
         metrics = await (await client.get("/metrics")).text()
         assert 'finished_reason="abort"' not in metrics, "what is refused has not begun"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("error", "status", "code", "retry"),
+    [
+        (QueueTimeoutError("waited 9.0 s", retry_after=9), 503, "queue_timeout", "9"),
+        (RequestTimeoutError("had not ended"), 504, "timeout", None),
+    ],
+)
+@run_async
+async def test_what_is_late_is_told_so(error, status, code, retry, stream):
+    async with client_of(EngineDouble(fails=error)) as client:
+        body = {"prompt": "a", "stream": stream, "timeout": 2, "user": "me"}
+        response = await client.post("/v1/completions", json=body)
+        assert response.status == status
+        assert response.headers.get("Retry-After") == retry
+        told = await error_of(response)
+        assert (told["code"], told["type"], told["message"]) == (code, "server_error", str(error))
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -51,6 +51,7 @@ def test_flags_carry_vllm_names_and_fill_the_configuration():
         *("--gpu-memory-utilization", "0.5", "--max-num-seqs", "8"),
         *("--max-num-batched-tokens", "128", "--max-paddings", "0.2"),
         *("--no-enable-chunked-prefill", "--prefill-chunk-size", "64"),
+        *("--mixed-prefill-tokens", "48", "--target-itl-ms", "30"),
         *("--served-model-name", "s", "--seed", "1", "--block-size", "32"),
         *("--num-gpu-blocks-override", "99", "--chat-template", "t.jinja"),
         *("--max-logprobs", "5", "--token-buckets", "32,128", "--seq-buckets", "8"),
@@ -61,7 +62,7 @@ def test_flags_carry_vllm_names_and_fill_the_configuration():
     assert config == EngineConfig(
         model=ModelConfig("m", "float32", 512, 1, "s", "t.jinja"),
         cache=CacheConfig(32, 99, 0.5),
-        scheduler=SchedulerConfig(8, 128, 0.2, False, 64, max_queue_len=None),
+        scheduler=SchedulerConfig(8, 128, 0.2, False, 64, 48, 30.0, max_queue_len=None),
         compile=CompileConfig((32, 128), (8,), (4, 16)),
         max_logprobs=5,
     )

@@ -102,6 +102,19 @@ def test_choices_are_distinct_and_the_same_when_streamed(server):
     assert sorted(ends) == [0, 1, 2, 3]
 
 
+def test_beams_come_best_first_and_free_their_pages(server):
+    answer = complete(server, prompt="The", n=4, use_beam_search=True, max_tokens=6)
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert len(set(texts)) == 4
+    greedy = complete(server, prompt="The", n=1, use_beam_search=True, max_tokens=6)
+    plain = complete(server, prompt="The", temperature=0, max_tokens=6)
+    assert greedy["choices"][0]["text"] == plain["choices"][0]["text"]
+    status, error = server.call(
+        "/v1/completions", {"prompt": "a", "n": 40, "use_beam_search": True}
+    )
+    assert (status, error["error"]["param"]) == (400, "n")
+
+
 def test_logprobs_beside_truncated_sampling_are_numbers(server):
     answer = complete(server, prompt="The", logprobs=5, top_k=1, max_tokens=6)
     logprobs = answer["choices"][0]["logprobs"]

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from llmjax.errors import InvalidRequestError
-from llmjax.request import SamplingParams
+from llmjax.request import RequestOptions, SamplingParams
 from llmjax_serving.schema.chat import CHAT_NO_OPS, parse_chat
 from llmjax_serving.schema.chat import FIELDS as CHAT_FIELDS
 from llmjax_serving.schema.completion import COMPLETION_NO_OPS, parse_completion
 from llmjax_serving.schema.completion import FIELDS as COMPLETION_FIELDS
-from llmjax_serving.schema.sampling import SAMPLING, Limits
+from llmjax_serving.schema.sampling import OPTIONS, SAMPLING, Limits
 from llmjax_serving.schema.tokens import parse_detokenize, parse_tokenize
 
 LIMITS = Limits(vocab_size=100, max_logprobs=20, max_prompts=5, defaults={})
@@ -62,6 +62,14 @@ BAD_SAMPLING = [
     ("prompt_logprobs", -1),
     ("prompt_logprobs", 21),
     ("prompt_logprobs", "x"),
+    ("priority", 1.5),
+    ("priority", 2**63),
+    ("cache_salt", ""),
+    ("cache_salt", 5),
+    ("user", ["me"]),
+    ("timeout", 0),
+    ("timeout", "1"),
+    ("queue_timeout", -1),
     ("logit_bias", {"191222": -100}),
     ("logit_bias", {"-1": 5}),
     ("logit_bias", {"abc": 1}),
@@ -80,7 +88,7 @@ BAD_SAMPLING = [
     ("response_format", {"type": "structural_tag", "format": None}),
     ("structured_outputs", {"regex": "("}),
     ("truncate_prompt_tokens", 5),
-    ("use_beam_search", True),
+    ("length_penalty", 2),
     ("service_tier", "flex"),
     ("store", True),
     ("store", 0),
@@ -130,6 +138,14 @@ def test_every_sampling_field_arrives(parse):
     assert parse(**given).params == expected
 
 
+@pytest.mark.parametrize("parse", [completion, chat])
+def test_every_option_arrives(parse):
+    given = {"priority": -3, "cache_salt": "s", "user": "me", "timeout": 2, "queue_timeout": 0.5}
+    assert given.keys() == OPTIONS.keys()
+    assert parse(**given).options == RequestOptions(**given)
+    assert parse().options == RequestOptions()
+
+
 def test_the_models_own_defaults_apply_where_the_client_says_nothing():
     limits = replace(LIMITS, defaults={"temperature": 0.6, "top_k": 20})
     params = parse_completion({"prompt": "a", "top_k": 5}, limits).params
@@ -146,7 +162,6 @@ def test_null_means_not_given(parse):
 
 def test_fields_that_ask_for_nothing_are_accepted():
     both = {
-        "user": "me",
         "metadata": {"a": "b"},
         "service_tier": "auto",
         "store": False,

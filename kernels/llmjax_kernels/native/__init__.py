@@ -10,10 +10,13 @@ from pathlib import Path
 
 import jax
 
+from .sources import digest
+
 log = logging.getLogger(__name__)
 
 _LIBRARY = Path(__file__).parent / "libllmjax_native.so"
-_TARGETS = ("attention_block", "mlp_block", "linear", "embed")
+_REBUILD = "`pip install -e .` builds them again"
+_TARGETS = ("attention_block", "mlp_block", "linear", "embed", "zeros")
 
 
 def available() -> bool:
@@ -40,14 +43,21 @@ def library() -> ctypes.CDLL:
     """The loaded library, its calls registered with XLA.
 
     Raises:
-        OSError: it is not there or cannot be loaded.
+        OSError: it is not there, cannot be loaded, or lacks what is called here.
     """
     lib = ctypes.CDLL(str(_LIBRARY))
-    lib.llmjax_isa.restype = ctypes.c_char_p
-    lib.llmjax_greatest_scale.restype = ctypes.c_float
-    for name in _TARGETS:
-        handler = jax.ffi.pycapsule(getattr(lib, f"llmjax_{name}"))
-        jax.ffi.register_ffi_target(f"llmjax_{name}", handler, platform="cpu")
+    try:
+        lib.llmjax_isa.restype = ctypes.c_char_p
+        lib.llmjax_sources.restype = ctypes.c_char_p
+        lib.llmjax_greatest_scale.restype = ctypes.c_float
+        lib.llmjax_greatest_magnitude.restype = ctypes.c_float
+        handlers = {name: getattr(lib, f"llmjax_{name}") for name in _TARGETS}
+    except AttributeError as error:
+        raise OSError(f"was built from other sources ({error}): {_REBUILD}") from None
+    for name, handler in handlers.items():
+        capsule = jax.ffi.pycapsule(handler)
+        jax.ffi.register_ffi_target(f"llmjax_{name}", capsule, platform="cpu")
+    _warn_of_other_sources(lib.llmjax_sources().decode())
     return lib
 
 
@@ -59,6 +69,12 @@ def instruction_set() -> str:
 def set_threads(threads: int) -> None:
     """Threads that work on one call; 0 is one a core."""
     library().llmjax_set_threads(threads)
+
+
+def _warn_of_other_sources(built_from: str) -> None:
+    """Where the sources are there, as in an editable install, and have changed since."""
+    if digest() not in (None, built_from):
+        log.warning("the native CPU kernels were built from other sources: %s", _REBUILD)
 
 
 @functools.cache

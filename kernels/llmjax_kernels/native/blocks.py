@@ -14,11 +14,13 @@ import numpy as np
 from jax import ShapeDtypeStruct
 from jaxtyping import Array, Float, Int
 
+from ..kv_format import KVFormat
 from ..layout import PagedKV, RaggedBatch
 from ..packed import PackedWeight
 from ..paged_attention import AttentionSpec
 
 ACTIVATIONS = {"silu": 1, "gelu": 2, "gelu_tanh": 3}
+KV_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "fp8_e4m3": 3, "fp8_e5m2": 4}
 LANES = 16
 
 
@@ -44,23 +46,28 @@ class QKNorm(NamedTuple):
 
 
 def supports(head_dim: int, page_size: int) -> bool:
-    """Whether attention of this shape has a native kernel."""
+    """Whether attention of this shape has a native kernel, for all of `KV_TYPES`."""
     return head_dim % LANES == 0 and head_dim <= 512 and page_size % LANES == 0
 
 
 def make_pages(
-    num_layers: int, num_pages: int, page_size: int, kv_heads: int, head_dim: int, dtype
+    num_layers: int,
+    num_pages: int,
+    page_size: int,
+    kv_heads: int,
+    head_dim: int,
+    format: KVFormat,
 ) -> PagedKV:
     """Pages of zeros, of all layers, in the layout of the native kernels.
 
-    Keys are [L, pages, K, page_size / 16, H, 16], so that one channel of 16 positions is one
-    vector; values are [L, pages, K, page_size, H].
+    They take memory once they are written.
+
+    Both arrays are [L, pages, K, page_size / 16, 16 W]: blocks of 16 positions, of keys
+    [H, 16], so that one channel is one vector, of values [16, H]. The scales of a block, where
+    there are any, follow its codes.
     """
-    outer = (num_layers, num_pages, kv_heads)
-    return PagedKV(
-        k=jnp.zeros((*outer, page_size // LANES, head_dim, LANES), dtype),
-        v=jnp.zeros((*outer, page_size, head_dim), dtype),
-    )
+    shape = (num_layers, num_pages, kv_heads, page_size // LANES, LANES * format.width(head_dim))
+    return PagedKV(_zeros(shape, format.storage), _zeros(shape, format.storage), format)
 
 
 def attention_block(
@@ -85,7 +92,8 @@ def attention_block(
         kv: the pages of all layers (see `make_pages`).
         layer: which of them to write and read.
     """
-    page_size, head_dim = kv.v.shape[-2:]
+    kv_heads, page_size = kv.k.shape[2], kv.k.shape[3] * LANES
+    head_dim = k.weight.shape[0] // kv_heads
     args = (
         x,
         batch.query_starts,
@@ -110,13 +118,14 @@ def attention_block(
         layer=np.int64(layer),
         head_dim=np.int64(head_dim),
         page_size=np.int64(page_size),
+        kv_type=np.int64(KV_TYPES[kv.format.name]),
         window=np.int64(spec.window or 0),
         eps=np.float32(eps),
         scale=np.float32(spec.scale),
         softcap=np.float32(spec.softcap or 0),
         residual_scale=np.float32(residual.scale),
     )
-    return out, PagedKV(new_k, new_v)
+    return out, PagedKV(new_k, new_v, kv.format)
 
 
 def mlp_block(
@@ -167,6 +176,10 @@ def embed(tokens: Int[Array, " T"], weight: PackedWeight) -> Float[Array, "T D"]
 def unpack(weight: PackedWeight) -> Float[Array, "N K"]:
     """The values of a packed weight."""
     return embed(jnp.arange(weight.shape[0], dtype=jnp.int32), weight)
+
+
+def _zeros(shape: tuple[int, ...], dtype) -> Array:
+    return jax.ffi.ffi_call("llmjax_zeros", ShapeDtypeStruct(shape, dtype))()
 
 
 def _like(x: Array) -> ShapeDtypeStruct:

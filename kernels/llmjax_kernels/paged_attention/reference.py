@@ -77,8 +77,9 @@ def write_kv(
     page = jnp.where(batch.is_token, page, kv.k.shape[0])
     place = (page, batch.positions % page_size)
     return PagedKV(
-        k=kv.k.at[place].set(k.astype(kv.k.dtype), mode="drop"),
-        v=kv.v.at[place].set(v.astype(kv.v.dtype), mode="drop"),
+        k=kv.k.at[place].set(kv.format.encode(k), mode="drop"),
+        v=kv.v.at[place].set(kv.format.encode(v), mode="drop"),
+        format=kv.format,
     )
 
 
@@ -144,7 +145,7 @@ def _attend(
 ) -> Float[Array, "B Q N H"]:
     """Attention of B runs of Q consecutive queries; rows not active cost no iterations."""
     B, Q, N, H = q.shape
-    K, page_size = kv.k.shape[2], kv.page_size
+    K, W, page_size = kv.k.shape[2], kv.k.shape[3], kv.page_size
     pages_per_block = max(1, min(block // page_size, block_tables.shape[1]))
     grouped_q = q.reshape(B, Q, K, N // K, H)
     first_key = jnp.zeros(B, jnp.int32)
@@ -160,8 +161,8 @@ def _attend(
         last = block_tables.shape[1] - 1
         ids = jnp.take_along_axis(block_tables, jnp.minimum(page_index, last), axis=1)
         # Whole pages as flat rows: XLA's CPU gather copies those twice as fast.
-        keys = kv.k.reshape(kv.k.shape[0], -1)[ids].reshape(B, -1, K, H)
-        values = kv.v.reshape(kv.v.shape[0], -1)[ids].reshape(B, -1, K, H)
+        rows = [x.reshape(x.shape[0], -1)[ids].reshape(B, -1, K, W) for x in (kv.k, kv.v)]
+        keys, values = (kv.format.decode(x, q.dtype) for x in rows)
         key_positions = page_index[:, :, None] * page_size + jnp.arange(page_size)
         key_positions = key_positions.reshape(B, 1, -1)
         seen = key_positions <= positions[:, :, None]

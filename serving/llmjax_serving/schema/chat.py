@@ -6,11 +6,22 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from llmjax.beam_search import BeamSearchParams
 from llmjax.errors import InvalidRequestError
-from llmjax.request import SamplingParams
+from llmjax.request import RequestOptions, SamplingParams
 
 from .fields import Field, Parse, boolean, integer, list_of, mapping, only, read, refuse, text
-from .sampling import COMMON, NO_OPS, SAMPLING, Limits, StreamOptions, check_stream, sampling_params
+from .sampling import (
+    COMMON,
+    NO_OPS,
+    SAMPLING,
+    Limits,
+    StreamOptions,
+    beam_params,
+    check_stream,
+    request_options,
+    sampling_params,
+)
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -170,9 +181,11 @@ class ChatRequest:
     model: str | None
     prompt: ChatPrompt
     params: SamplingParams
+    options: RequestOptions
     stream: bool
     stream_options: StreamOptions
     return_token_ids: bool
+    beam: BeamSearchParams | None
 
 
 def chat_prompt(values: dict[str, Any]) -> ChatPrompt:
@@ -222,7 +235,9 @@ def parse_chat(body: dict[str, Any], limits: Limits) -> ChatRequest:
         model=values["model"],
         prompt=chat_prompt(values),
         params=params,
+        options=request_options(values),
         stream=values["stream"],
         stream_options=options,
         return_token_ids=values["return_token_ids"],
+        beam=beam_params(values, limits),
     )

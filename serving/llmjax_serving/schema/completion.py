@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from llmjax.beam_search import BeamSearchParams
 from llmjax.errors import InvalidRequestError
-from llmjax.request import SamplingParams
+from llmjax.request import RequestOptions, SamplingParams
 
 from .fields import Field, Parse, boolean, integer, is_integer, only, read, refuse
 from .sampling import (
@@ -15,7 +16,9 @@ from .sampling import (
     SAMPLING,
     Limits,
     StreamOptions,
+    beam_params,
     check_stream,
+    request_options,
     sampling_params,
     token_ids,
 )
@@ -65,6 +68,7 @@ class CompletionRequest:
     model: str | None
     prompts: list[str | list[int]]
     params: SamplingParams
+    options: RequestOptions
     stream: bool
     stream_options: StreamOptions
     echo: bool
@@ -72,6 +76,7 @@ class CompletionRequest:
     add_special_tokens: bool
     return_token_ids: bool
     return_prompt_logprobs: bool
+    beam: BeamSearchParams | None
 
 
 def parse_completion(body: dict[str, Any], limits: Limits) -> CompletionRequest:
@@ -110,6 +115,7 @@ def parse_completion(body: dict[str, Any], limits: Limits) -> CompletionRequest:
         model=values["model"],
         prompts=prompts,
         params=params,
+        options=request_options(values),
         stream=values["stream"],
         stream_options=options,
         echo=echo,
@@ -117,4 +123,5 @@ def parse_completion(body: dict[str, Any], limits: Limits) -> CompletionRequest:
         add_special_tokens=values["add_special_tokens"],
         return_token_ids=values["return_token_ids"],
         return_prompt_logprobs=wants_prompt_logprobs,
+        beam=beam_params(values, limits),
     )

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from llmjax.beam_search import BeamSearchParams
 from llmjax.errors import InvalidRequestError
-from llmjax.request import SamplingParams
+from llmjax.request import RequestOptions, SamplingParams
 
 from .fields import (
     Field,
@@ -88,16 +89,30 @@ SAMPLING: dict[str, Field] = {
 }
 """Fields of the same name and meaning in SamplingParams, which holds defaults and ranges."""
 
+BEAM_FIELDS = {"n", "temperature", "ignore_eos", "skip_special_tokens"}
+"""Fields of SAMPLING that a beam search knows."""
+
+OPTIONS: dict[str, Field] = {
+    "priority": Field(integer()),
+    "cache_salt": Field(text),
+    "user": Field(text),
+    "timeout": Field(number),
+    "queue_timeout": Field(number),
+}
+"""Fields of the same name and meaning in RequestOptions, which holds defaults and ranges."""
+
 COMMON: dict[str, Field] = {
+    **OPTIONS,
     "model": Field(text),
     "stream": Field(boolean, False),
     "stream_options": Field(stream_options),
     "return_token_ids": Field(boolean, False),
+    "use_beam_search": Field(boolean, False),
+    "length_penalty": Field(number, 1.0),
 }
 
 NO_OPS: dict[str, Parse] = {
     # OpenAI: hints and labels that need no answer.
-    "user": text,
     "metadata": mapping,
     "safety_identifier": text,
     "prompt_cache_key": text,
@@ -106,17 +121,13 @@ NO_OPS: dict[str, Parse] = {
     # vLLM: features that are off at these values.
     "allowed_token_ids": only(),
     "bad_words": only([]),
-    "cache_salt": only(),
     "kv_transfer_params": only(),
-    "length_penalty": only(1.0),
     "logits_processors": only([]),
-    "priority": only(0),
     "response_format": only({"type": "text"}),
     "return_tokens_as_token_ids": only(False),
     "spaces_between_special_tokens": only(True),
     "structured_outputs": only(),
     "truncate_prompt_tokens": only(),
-    "use_beam_search": only(False),
 }
 """Fields that completions and chat accept where their value asks for nothing."""
 
@@ -142,6 +153,34 @@ def check_stream(values: Mapping[str, Any]) -> StreamOptions:
     return values["stream_options"] or StreamOptions()
 
 
+def beam_params(values: Mapping[str, Any], limits: Limits) -> BeamSearchParams | None:
+    """What a request for a beam search asks for; `max_tokens` is to be fitted to the prompt.
+
+    Raises:
+        InvalidRequestError: something is asked for that a beam search does not give.
+    """
+    if not values["use_beam_search"]:
+        if values["length_penalty"] != 1:
+            raise refuse("length_penalty", values["length_penalty"], "1, or use_beam_search")
+        return None
+    if values["stream"]:
+        raise InvalidRequestError("a beam search cannot be streamed", param="stream")
+    if values["temperature"] not in (None, 0, 1):
+        raise refuse("temperature", values["temperature"], "none in a beam search")
+    for name in (SAMPLING.keys() | {"logprobs", "top_logprobs", "echo"}) - BEAM_FIELDS:
+        if values.get(name):
+            raise refuse(name, values[name], "none in a beam search")
+    width, most = values["n"] or 1, limits.max_logprobs // 2
+    if width > most:
+        raise refuse("n", width, f"up to {most} beams (half of the server's --max-logprobs)")
+    return BeamSearchParams(
+        beam_width=width,
+        max_tokens=1,
+        ignore_eos=bool(values["ignore_eos"]),
+        length_penalty=values["length_penalty"],
+    )
+
+
 def sampling_params(
     values: Mapping[str, Any],
     limits: Limits,
@@ -163,6 +202,15 @@ def sampling_params(
         token_ids(values[field] or (), limits, field)
     given = {name: values[name] for name in SAMPLING if values[name] is not None}
     return SamplingParams(**{**limits.defaults, **given}, max_tokens=max_tokens, logprobs=logprobs)
+
+
+def request_options(values: Mapping[str, Any]) -> RequestOptions:
+    """RequestOptions of a request that was read by a table with OPTIONS in it.
+
+    Raises:
+        InvalidRequestError: a value is out of its range.
+    """
+    return RequestOptions(**{n: values[n] for n in OPTIONS if values[n] is not None})
 
 
 def token_ids(ids: Iterable[Any], limits: Limits, path: str) -> list[int]:

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "kernels.h"
+#include "kv.h"
 #include "rows.h"
 #include "simd.h"
 
@@ -19,18 +20,6 @@ constexpr int kKeys = 64;  // of one block
 constexpr int64_t kSegment = 512;
 constexpr int kMaxHeadDim = 512;
 constexpr float kMasked = -1e30f;
-
-template <typename T>
-inline F32 LoadAsFloat(const T* p) {
-  if constexpr (sizeof(T) == 2) return FromBf16(Load<U16>(p));
-  else return Load<F32>(p);
-}
-
-template <typename T>
-inline T Narrow(float x) {
-  if constexpr (sizeof(T) == 2) return ToBf16(Splat(x))[0];
-  else return x;
-}
 
 // Turns channels i and i + half by the token's angle, for i < half.
 inline void Rotate(float* x, const float* cos, const float* sin, int64_t half) {
@@ -49,19 +38,6 @@ inline void Rotate(float* x, const float* cos, const float* sin, int64_t half) {
 }
 
 template <typename T>
-struct Page {
-  T* k;  // [page / 16, head_dim, 16]
-  T* v;  // [page, head_dim]
-
-  Page(const AttentionArgs& a, int64_t seq, int64_t position, int64_t kv_head) {
-    const int64_t id = a.block_tables[seq * a.pages_per_seq + position / a.page_size];
-    const int64_t at = (id * a.kv_heads + kv_head) * a.page_size * a.head_dim;
-    k = static_cast<T*>(a.k_pages) + at;
-    v = static_cast<T*>(a.v_pages) + at;
-  }
-};
-
-template <typename T>
 void WriteToken(const AttentionArgs& a, int64_t seq, int64_t token) {
   const int64_t H = a.head_dim;
   const int64_t position = a.kv_lens[seq] - a.query_starts[seq + 1] + token;
@@ -73,17 +49,15 @@ void WriteToken(const AttentionArgs& a, int64_t seq, int64_t token) {
     Rotate(q, cos, sin, a.rotary_half);
     for (int64_t i = 0; i < H; ++i) q[i] *= a.scale;
   }
-  const int64_t slot = position % a.page_size;
+  const int64_t lane = position % kLanes;
   for (int64_t h = 0; h < a.kv_heads; ++h) {
     float* k = a.k + token * a.kv_stride + h * H;
     if (a.k_norm) RmsNormRow(k, a.k_norm, a.qk_norm_eps, H, k);
     Rotate(k, cos, sin, a.rotary_half);
-    const Page<T> page(a, seq, position, h);
-    T* to_k = page.k + slot / kLanes * kLanes * H + slot % kLanes;
-    for (int64_t i = 0; i < H; ++i) to_k[i * kLanes] = Narrow<T>(k[i]);
+    const KvBlock<T> block(a, seq, position, h);
+    KvStoreRow(k, H, block.k + lane, kLanes, block.k_scale + lane);
     const float* v = a.v + token * a.kv_stride + h * H;
-    T* to_v = page.v + slot * H;
-    for (int64_t i = 0; i < H; ++i) to_v[i] = Narrow<T>(v[i]);
+    KvStoreRow(v, H, block.v + lane * H, 1, block.v_scale + lane);
   }
 }
 
@@ -155,24 +129,22 @@ void AttendKeys(const AttentionArgs& a, int64_t seq, const QueryRows<kRows>& row
     F32 best[kRows];
     for (int r = 0; r < kRows; ++r) best[r] = Splat(kMasked);
     for (int64_t at = 0; at < keys; at += kLanes) {
-      const int64_t slot = (block + at) % a.page_size;
-      const Page<T> page(a, seq, block + at, kv_head);
-      const T* k = page.k + slot * H;
+      const KvBlock<T> here(a, seq, block + at, kv_head);
       // Pages lie anywhere: without this each would be waited for.
-      const T* v = page.v + slot * H;
       const int64_t next = block + at + kLanes < end ? block + at + kLanes : block + at;
-      const T* next_k = Page<T>(a, seq, next, kv_head).k + next % a.page_size * H;
+      const T* next_k = KvBlock<T>(a, seq, next, kv_head).k;
       F32 score[kRows] = {};
       for (int64_t i = 0; i < H; ++i) {
         if (i * kLanes * sizeof(T) % 64 == 0) {
-          Prefetch(v + i * kLanes);
+          Prefetch(here.v + i * kLanes);
           Prefetch(next_k + i * kLanes);
         }
-        const F32 channel = LoadAsFloat(k + i * kLanes);
+        const F32 channel = KvLoad(here.k + i * kLanes);
         for (int r = 0; r < kRows; ++r) score[r] = MulAdd(channel, Splat(q[r][i]), score[r]);
       }
       const I32 key = lanes + int32_t(block + at);
       for (int r = 0; r < kRows; ++r) {
+        if constexpr (Kv<T>::kScaled) score[r] *= Load<F32>(here.k_scale);
         if (a.softcap > 0) score[r] = Tanh(score[r] / a.softcap) * a.softcap;
         I32 seen = key <= position[r];
         if (a.window) seen &= key > int32_t(position[r] - a.window);
@@ -195,15 +167,24 @@ void AttendKeys(const AttentionArgs& a, int64_t seq, const QueryRows<kRows>& row
       }
       state[r].total = state[r].total * shrink[r] + Sum(sum);
     }
+    if constexpr (Kv<T>::kScaled) {
+      // Of lanes behind the last key, which weigh nothing, the scale may be anything.
+      for (int64_t at = 0; at < keys; at += kLanes) {
+        const F32 scale = Load<F32>(KvBlock<T>(a, seq, block + at, kv_head).v_scale);
+        for (int r = 0; r < kRows; ++r) {
+          const F32 p = Load<F32>(&weight[r][at]);
+          Store(&weight[r][at], p == F32{} ? F32{} : p * scale);
+        }
+      }
+    }
     for (int64_t i = 0; i < H; i += kLanes) {
       F32 value[kRows];
       for (int r = 0; r < kRows; ++r) value[r] = Load<F32>(state[r].acc + i) * shrink[r];
       for (int64_t at = 0; at < keys; at += kLanes) {
-        const int64_t slot = (block + at) % a.page_size;
-        const T* v = Page<T>(a, seq, block + at, kv_head).v + slot * H + i;
+        const T* v = KvBlock<T>(a, seq, block + at, kv_head).v + i;
         const int64_t count = keys - at < kLanes ? keys - at : kLanes;
         for (int64_t t = 0; t < count; ++t) {
-          const F32 channel = LoadAsFloat(v + t * H);
+          const F32 channel = KvLoad(v + t * H);
           for (int r = 0; r < kRows; ++r)
             value[r] = MulAdd(channel, Splat(weight[r][at + t]), value[r]);
         }

@@ -84,7 +84,7 @@ ffi::Error AttentionBlock(ffi::ThreadPool pool, F32 x, S32 query_starts, S32 kv_
                           ffi::AnyBuffer k_in, ffi::AnyBuffer v_in, Out out,
                           ffi::Result<ffi::AnyBuffer> k_pages, ffi::Result<ffi::AnyBuffer> v_pages,
                           ffi::Span<const int64_t> weights, int64_t layer,
-                          int64_t head_dim, int64_t page_size, int64_t window, float eps, float scale, float softcap,
+                          int64_t head_dim, int64_t page_size, int64_t kv_type, int64_t window, float eps, float scale, float softcap,
                           float residual_scale) {
   if (k_in.untyped_data() != k_pages->untyped_data() ||
       v_in.untyped_data() != v_pages->untyped_data())
@@ -136,7 +136,7 @@ ffi::Error AttentionBlock(ffi::ThreadPool pool, F32 x, S32 query_starts, S32 kv_
   a.query_starts = starts;
   a.kv_lens = kv_lens.typed_data();
   a.block_tables = block_tables.typed_data();
-  a.kv_type = k_in.element_type() == ffi::BF16 ? KVType::kBfloat16 : KVType::kFloat32;
+  a.kv_type = KVType(kv_type);
   const size_t layer_bytes = k_in.size_bytes() / k_in.dimensions()[0] * layer;
   a.k_pages = static_cast<char*>(k_pages->untyped_data()) + layer_bytes;
   a.v_pages = static_cast<char*>(v_pages->untyped_data()) + layer_bytes;
@@ -226,7 +226,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(
         ARG(F32) ARG(F32) ARG(F32) ARG(ffi::AnyBuffer) ARG(ffi::AnyBuffer)
         .Ret<F32>().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>()
         .Attr<ffi::Span<const int64_t>>("weights")
-        .Attr<int64_t>("layer").Attr<int64_t>("head_dim").Attr<int64_t>("page_size").Attr<int64_t>("window")
+        .Attr<int64_t>("layer").Attr<int64_t>("head_dim").Attr<int64_t>("page_size")
+        .Attr<int64_t>("kv_type").Attr<int64_t>("window")
         .Attr<float>("eps").Attr<float>("scale").Attr<float>("softcap")
         .Attr<float>("residual_scale"));
 

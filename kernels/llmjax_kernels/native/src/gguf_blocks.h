@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "half.h"
+
 enum class GgufType : int64_t {
   kQ4_0 = 2, kQ4_1 = 3, kQ5_0 = 6, kQ5_1 = 7, kQ8_0 = 8,
   kQ2_K = 10, kQ3_K = 11, kQ4_K = 12, kQ5_K = 13, kQ6_K = 14, kIQ4_NL = 20, kIQ4_XS = 23,
@@ -30,11 +32,7 @@ struct Group {
 inline float HalfAt(const uint8_t* p) {
   uint16_t h;
   std::memcpy(&h, p, 2);
-  const uint32_t magnitude = uint32_t(h & 0x7fff) << 13, sign = uint32_t(h & 0x8000) << 16;
-  float f;
-  std::memcpy(&f, &magnitude, 4);
-  f *= 0x1p112f;
-  return sign ? -f : f;
+  return FromHalf(h);
 }
 
 inline void Decode32(const uint8_t* b, const uint8_t* high_bits, Group& g) {

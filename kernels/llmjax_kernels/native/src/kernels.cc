@@ -3,6 +3,7 @@
 
 #include "attention.h"
 #include "matmul.h"
+#include "quantise.h"
 #include "rows.h"
 #include "simd.h"
 
@@ -128,16 +129,27 @@ void Row(const Weight& w, int64_t row, float* out) {
 }
 
 void AttentionWrite(const AttentionArgs& a, int64_t seq, int64_t token) {
-  if (a.kv_type == KVType::kBfloat16) WriteToken<uint16_t>(a, seq, token);
-  else WriteToken<float>(a, seq, token);
+  switch (a.kv_type) {
+    case KVType::kFloat32: return WriteToken<float>(a, seq, token);
+    case KVType::kBfloat16: return WriteToken<uint16_t>(a, seq, token);
+    case KVType::kInt8: return WriteToken<int8_t>(a, seq, token);
+    case KVType::kE4m3: return WriteToken<E4m3>(a, seq, token);
+    case KVType::kE5m2: return WriteToken<E5m2>(a, seq, token);
+  }
 }
 
 void Attend(const AttentionArgs& a, int64_t seq, int64_t begin, int64_t end, int64_t kv_head,
             int64_t segment, float* part) {
-  if (a.kv_type == KVType::kBfloat16)
-    AttendUpTo<uint16_t, kMaxRows>(a, seq, begin, end, kv_head, segment, part);
-  else
-    AttendUpTo<float, kMaxRows>(a, seq, begin, end, kv_head, segment, part);
+  const auto attend = [&](auto kind) {
+    AttendUpTo<decltype(kind), kMaxRows>(a, seq, begin, end, kv_head, segment, part);
+  };
+  switch (a.kv_type) {
+    case KVType::kFloat32: return attend(float{});
+    case KVType::kBfloat16: return attend(uint16_t{});
+    case KVType::kInt8: return attend(int8_t{});
+    case KVType::kE4m3: return attend(E4m3{});
+    case KVType::kE5m2: return attend(E5m2{});
+  }
 }
 
 bool Supports(Format f) { return Tile(f, 1) != nullptr; }
@@ -153,4 +165,5 @@ extern const Kernels LLMJAX_JOIN(kKernels_, LLMJAX_ISA);
 const Kernels LLMJAX_JOIN(kKernels_, LLMJAX_ISA) = {
     LLMJAX_STR(LLMJAX_ISA), RmsNormRow, QuantizeRow, Supports, Matmul,
     Gated, AttentionWrite, Attend, MergeParts, kSegment, Row,
+    QuantiseTile,
 };

@@ -25,12 +25,11 @@ struct Epilogue {
   float residual_scale;
 };
 
-enum class KVType : int64_t { kFloat32 = 0, kBfloat16 = 1 };
+enum class KVType : int64_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kE4m3 = 3, kE5m2 = 4 };
 
 // One layer's attention; see ffi.cc for how a step calls it.
 struct AttentionArgs {
-  // Geometry: pages hold K as [pages, heads, page / 16, head_dim, 16], V as
-  // [pages, heads, page, head_dim].
+  // Geometry: pages hold [pages, heads, page / 16] blocks; see kv.h.
   int64_t heads, kv_heads, head_dim, rotary_half, page_size, pages_per_seq, num_seqs;
   float scale, softcap;  // softcap 0: none
   int64_t window;        // 0: none
@@ -74,6 +73,8 @@ struct Kernels {
   int64_t segment;  // keys of one
   // out[D] of one row of a packed weight.
   void (*row)(const Weight& w, int64_t row, float* out);
+  // Makes a tile of up to 16 float rows [count, K]: 8 bits around a zero, or 4 bits with minima.
+  void (*quantise_tile)(const float* rows, int64_t count, int64_t K, Format format, uint8_t* tile);
 };
 
 // The best table this processor can run.

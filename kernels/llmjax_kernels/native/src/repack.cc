@@ -6,20 +6,10 @@
 
 #include "format.h"
 #include "gguf_blocks.h"
+#include "half.h"
+#include "kernels.h"
 
 namespace {
-
-uint16_t ToHalf(float f) {
-  uint32_t bits;
-  std::memcpy(&bits, &f, 4);
-  const uint16_t sign = bits >> 16 & 0x8000;
-  f = std::fabs(f);
-  if (!(f < 65520.0f)) return sign | 0x7c00;
-  if (f < 0x1p-14f) return sign | uint16_t(std::nearbyint(f * 0x1p24f));
-  std::memcpy(&bits, &f, 4);
-  bits += 0xfff + (bits >> 13 & 1);  // to nearest, ties to even
-  return sign | uint16_t((bits - 0x38000000) >> 13);
-}
 
 // Code k of a group of 32, row `lane` of 16, into the block that holds the group.
 void PutCode(uint8_t* block, int bits, int k, int lane, uint8_t code) {
@@ -63,6 +53,33 @@ struct Source {
     return 0;
   }
 };
+
+// Numbers are GGUF's.
+enum class FloatType : int64_t { kFloat32 = 0, kFloat16 = 1, kBfloat16 = 30 };
+
+int64_t FloatBytes(FloatType type) { return type == FloatType::kFloat32 ? 4 : 2; }
+
+float FloatAt(FloatType type, const uint8_t* p) {
+  if (type == FloatType::kFloat16) return HalfAt(p);
+  uint32_t bits = 0;
+  const int64_t bytes = FloatBytes(type);
+  std::memcpy(reinterpret_cast<uint8_t*>(&bits) + 4 - bytes, p, bytes);
+  float f;
+  std::memcpy(&f, &bits, 4);
+  return f;
+}
+
+// Magnitudes are in the order of their bits, what is not finite above all.
+template <typename Bits>
+Bits GreatestMagnitude(const uint8_t* data, int64_t count) {
+  constexpr Bits kNoSign = Bits(~Bits(0)) >> 1;
+  Bits greatest = 0, bits;
+  for (int64_t i = 0; i < count; ++i) {
+    std::memcpy(&bits, data + i * sizeof(Bits), sizeof(Bits));
+    greatest = std::max<Bits>(greatest, bits & kNoSign);
+  }
+  return greatest;
+}
 
 }  // namespace
 
@@ -125,6 +142,33 @@ void llmjax_pack_float(const uint8_t* data, int64_t bytes, int64_t N, int64_t K,
       for (int64_t k = 0; k < K; ++k)
         std::memcpy(to + (k * 16 + lane) * bytes, from + k * bytes, bytes);
     }
+  }
+}
+
+// The greatest magnitude of float values; not finite where one is not.
+float llmjax_greatest_magnitude(int64_t type, const uint8_t* data, int64_t count) {
+  if (FloatType(type) == FloatType::kFloat32) {
+    const uint32_t bits = GreatestMagnitude<uint32_t>(data, count);
+    return FloatAt(FloatType::kFloat32, reinterpret_cast<const uint8_t*>(&bits));
+  }
+  const uint16_t bits = GreatestMagnitude<uint16_t>(data, count);
+  if (FloatType(type) == FloatType::kFloat16 && bits >= 0x7c00) return INFINITY;
+  return FloatAt(FloatType(type), reinterpret_cast<const uint8_t*>(&bits));
+}
+
+// Quantises tiles [begin, end) of float rows [N, K]; values are divided by 2^exponent first.
+void llmjax_quantise(int64_t type, const uint8_t* data, int64_t N, int64_t K, int64_t format,
+                     int64_t exponent, int64_t begin, int64_t end, uint8_t* out) {
+  const Format f = Format::Decode(format);
+  const float factor = std::ldexp(1.0f, int(-exponent));
+  const int64_t bytes = FloatBytes(FloatType(type));
+  std::vector<float> values(16 * K);
+  for (int64_t tile = begin; tile < end; ++tile) {
+    const int64_t rows = std::min<int64_t>(16, N - tile * 16);
+    const uint8_t* from = data + tile * 16 * K * bytes;
+    for (int64_t i = 0; i < rows * K; ++i)
+      values[i] = factor * FloatAt(FloatType(type), from + i * bytes);
+    BestKernels().quantise_tile(values.data(), rows, K, f, out + tile * f.tile_bytes(K));
   }
 }
 

@@ -1,0 +1,113 @@
+// From float weights to codes in groups of 32, for a tile's 16 rows at once: a lane is a row.
+#pragma once
+
+#include "half.h"
+#include "kernels.h"
+#include "simd.h"
+
+namespace {
+
+constexpr int kGroupSize = 32;
+
+// Rounds to half floats as they are stored.
+inline F32 StoreHalves(uint8_t* to, F32 v) {
+  uint16_t halves[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) halves[lane] = ToHalf(v[lane]);
+  std::memcpy(to, halves, sizeof(halves));
+  return FromF16(Load<U16>(halves));
+}
+
+inline F32 Clamp(F32 v, float least, float most) {
+  return Min(Max(v, Splat(least)), Splat(most));
+}
+
+// The code of each value for a scale that is 0 where all are the same.
+inline U32 CodesOf(F32 offset, F32 scale, float least, float most) {
+  const F32 steps = Clamp(scale > 0.0f ? offset / scale : F32{}, least, most);
+  return (U32)__builtin_convertvector(Round(steps), I32);
+}
+
+// 8 bits around `zero`, the greatest magnitude 127 steps.
+inline void QuantiseBytes(const F32* x, uint8_t zero, uint8_t* codes, uint8_t* scales) {
+  F32 greatest{};
+  for (int k = 0; k < kGroupSize; ++k) greatest = Max(greatest, Max(x[k], -x[k]));
+  F32 scale = StoreHalves(scales, greatest / 127.0f);
+  // A subnormal half may be so much smaller that the greatest would not fit: the next one then.
+  scale = StoreHalves(scales, scale * 127.5f < greatest ? scale + 0x1p-24f : scale);
+  for (int i = 0; i < kGroupSize / 4; ++i) {
+    U32 word{};
+    for (int j = 0; j < 4; ++j)
+      word |= ((CodesOf(x[4 * i + j], scale, -127, 127) + zero) & 255) << 8 * j;
+    Store(codes + 64 * i, word);
+  }
+}
+
+// 4 bits with a minimum. Candidates for the scale put 14 to 16 steps to the range; each gets the
+// scale and the minimum that are best for its codes, and the one of least squared error stays,
+// where values far from zero count for more.
+// Source: quantize_row_q4_K_ref and make_qkx2_quants of llama.cpp (ggml-quants.c).
+inline void QuantiseNibbles(const F32* x, uint8_t* codes, uint8_t* scales, uint8_t* minima) {
+  F32 low = x[0], high = x[0], rms{};
+  for (int k = 0; k < kGroupSize; ++k) {
+    low = Min(low, x[k]);
+    high = Max(high, x[k]);
+    rms = MulAdd(x[k], x[k], rms);
+  }
+  for (int lane = 0; lane < kLanes; ++lane) rms[lane] = std::sqrt(rms[lane] / kGroupSize);
+  F32 y[kGroupSize], weight[kGroupSize], sum_w{}, sum_wy{};
+  for (int k = 0; k < kGroupSize; ++k) {
+    y[k] = x[k] - low;
+    weight[k] = rms + Max(x[k], -x[k]);
+    sum_w += weight[k];
+    sum_wy = MulAdd(weight[k], y[k], sum_wy);
+  }
+  const F32 range = high - low;
+  F32 best{}, scale{}, minimum{};
+  for (int candidate = 0; candidate <= 20; ++candidate) {
+    const F32 inverse = range > 1e-30f ? (14.0f + 0.1f * float(candidate)) / range : F32{};
+    F32 sum_wc{}, sum_wcc{}, sum_wcy{};
+    for (int k = 0; k < kGroupSize; ++k) {
+      const F32 code = Round(Min(y[k] * inverse, Splat(15.0f))), weighted = weight[k] * code;
+      sum_wc += weighted;
+      sum_wcc = MulAdd(weighted, code, sum_wcc);
+      sum_wcy = MulAdd(weighted, y[k], sum_wcy);
+    }
+    const F32 determinant = sum_wcc * sum_w - sum_wc * sum_wc;
+    const F32 divisor = determinant > 0.0f ? determinant : Splat(1.0f);
+    const F32 s = (sum_wcy * sum_w - sum_wy * sum_wc) / divisor;
+    const F32 m = (sum_wcc * sum_wy - sum_wc * sum_wcy) / divisor;
+    const F32 gain = s * sum_wcy + m * sum_wy;  // by so much the error is less than that of 0
+    const auto better = gain > best;
+    best = better ? gain : best;
+    scale = better ? s : scale;
+    minimum = better ? m : minimum;
+  }
+  scale = StoreHalves(scales, scale);
+  minimum = StoreHalves(minima, minimum + low);
+  for (int i = 0; i < kGroupSize / 8; ++i) {
+    U32 word{};
+    for (int j = 0; j < 8; ++j)
+      word |= CodesOf(x[8 * i + j] - minimum, scale, 0, 15) << (8 * (j % 4) + 4 * (j / 4));
+    Store(codes + 64 * i, word);
+  }
+}
+
+void QuantiseTile(const float* rows, int64_t count, int64_t K, Format f, uint8_t* tile) {
+  uint8_t* codes = tile;
+  uint8_t* scales = tile + f.code_bytes(K);
+  uint8_t* minima = scales + f.scale_bytes(K);
+  float values[kGroupSize][kLanes] = {};  // rows that fill the tile up stay zero
+  F32 x[kGroupSize];
+  for (int64_t group = 0; group < K / kGroupSize; ++group) {
+    for (int64_t lane = 0; lane < count; ++lane)
+      for (int k = 0; k < kGroupSize; ++k) values[k][lane] = rows[lane * K + group * kGroupSize + k];
+    for (int k = 0; k < kGroupSize; ++k) x[k] = Load<F32>(values[k]);
+    if (f.minima()) QuantiseNibbles(x, codes, scales, minima);
+    else QuantiseBytes(x, f.zero, codes, scales);
+    codes += kGroupSize * kLanes * f.bits / 8;
+    scales += 2 * kLanes;
+    minima += 2 * kLanes;
+  }
+}
+
+}  // namespace
