@@ -31,9 +31,6 @@ sim $most
 for chunk in 512 1024 2048 7680; do
     sim $most --max-num-seqs 512 --prefill-chunk-size $chunk
 done
-sim $most --max-num-seqs 512 --seq-buckets 8,64,128,256,384,512
-sim $most --max-num-seqs 512 --prefill-chunk-size 1024 \
-    --token-buckets 64,128,256,640,1280,1536,2048,4096,8192
 
 # Preemption, by computing again and by swapping.
 for space in 0 16; do
@@ -45,8 +42,11 @@ done
 moon="--model llama-3.1-70b --tensor-parallel-size 8 --trace $MOONCAKE/conversation_trace.jsonl \
     --num-requests 3000 --rate-scale 0.4 --prefill-chunk-size 2048"
 sim $moon --no-enable-prefix-caching
-sim $moon --plot simulate-mooncake.png
-sim $moon --kv-offloading-size 1000
+sim $moon
+sim $moon --kv-offloading-size 1000 --plot simulate-mooncake.png
+
+# What scheduling costs.
+sim $conv --num-requests 10000 --request-rate 60 --max-num-seqs 512 --prefill-chunk-size 7680
 
 # How many H100s.
 sim $conv --num-requests 3000 --request-rate 60 --capacity --p99-ttft-ms 500

@@ -18,7 +18,7 @@ from functools import cached_property
 
 from ..cache.layout import KVLayout
 from ..cache.page_store import Copy, Transfer
-from ..config import CacheConfig, SchedulerConfig
+from ..config import KV_CACHE_DTYPES, CacheConfig, SchedulerConfig
 from ..engine.context import step_bytes
 from ..engine.plan import Plan
 from ..errors import ConfigError
@@ -69,7 +69,7 @@ DEVICES = {
 WEIGHT_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "fp8": 8, "int4": 4}
 SCALE_BYTES = 4
 """Of each 8-bit row of a page: one position's key, or value, of one head."""
-KV_DTYPES = ("float32", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
+KV_DTYPES = tuple(dtype for dtype in KV_CACHE_DTYPES if dtype != "auto")
 DEFAULT_SHARE = 0.9
 """Of memory, where `gpu_memory_utilization` does not say: an engine's on an accelerator."""
 REDUCE_LATENCY = 10e-6

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from .traces import Arrival
 
 LIMITS = ("none", "sequences", "pages", "tokens")
-"""What the request that waits first waits for: nobody waits, a seat, pages, room in a step."""
+"""What the request that waits first waits for: nobody waits, a seat, pages (by the
+forecast of them as well), room in a step."""
 
 
 @dataclass(slots=True)

@@ -14,16 +14,16 @@ from ..cache.manager import KVCache
 from ..config import CacheConfig, CompileConfig, SchedulerConfig
 from ..engine.buckets import Buckets
 from ..engine.context import fit_context, most_chunk
-from ..engine.plan import Plan
+from ..engine.plan import Chunk, Plan
 from ..engine.scheduler import Scheduler
 from ..errors import ConfigError, InvalidRequestError, QueueFullError
-from ..request import Request, SamplingParams, Sequence, Status
+from ..request import Request, SamplingParams, Sequence, SequenceDelta, Status
 from .device import Machine
 from .outcome import LIMITS, Record, Timeline
 from .traces import Arrival
 
-OUTPUT = (1 << 20) - 1
-"""The token that every sequence generates; no prompt has it."""
+OUTPUT, EOS = (1 << 20) - 1, (1 << 20) - 2
+"""The token that every sequence generates, and the one that ends it; no prompt has them."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,9 @@ class Setup:
 
     Attributes:
         max_model_len: by default the model's own, lowered to what the memory holds.
+        known_lengths: requests ask for as many tokens as they get (`max_tokens` with
+            `ignore_eos`), so that the scheduler can count on it; otherwise they may go on to
+            the end of the context, and end by themselves.
     """
 
     machine: Machine
@@ -39,6 +42,7 @@ class Setup:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     compile: CompileConfig = field(default_factory=CompileConfig)
     max_model_len: int | None = None
+    known_lengths: bool = False
 
     def size_memory(self) -> tuple[KVLayout, int, int]:
         """How layers share pages, the number of pages, and the most tokens of a sequence.
@@ -68,7 +72,7 @@ class Replica:
 
     def __init__(self, setup: Setup):
         layout, pages, self.max_model_len = setup.size_memory()
-        self._machine = setup.machine
+        self._machine, self._known_lengths = setup.machine, setup.known_lengths
         self._page_bytes = setup.machine.page_bytes(layout)
         move = setup.machine.host_seconds(self._page_bytes)
         costs = MoveCosts(save=move, load=move, compute=setup.machine.token_seconds())
@@ -91,14 +95,20 @@ class Replica:
         )
         for bucket in buckets.all:
             buckets.mark_ready(bucket)
-        self.scheduler = Scheduler(scheduler, buckets, self.cache, max_model_len=self.max_model_len)
+        self.scheduler = Scheduler(
+            scheduler,
+            buckets,
+            self.cache,
+            max_model_len=self.max_model_len,
+            clock=lambda: self.clock,
+        )
         self.clock = 0.0
         self.records: list[Record] = []
         self.gaps = array("d")
         self.timeline = Timeline(pages * cache.block_size // layout.num_groups)
         self.host_seconds = 0.0
         self._device_free = 0.0
-        self._in_flight: deque[tuple[Plan, float]] = deque()
+        self._in_flight: deque[tuple[Plan, float, float]] = deque()
         self._live: dict[str, tuple[Sequence, Record]] = {}
         self._recomputed = self._restored = self._steps = 0
 
@@ -117,9 +127,15 @@ class Replica:
             self.clock = max(self.clock, arrival.time)
         record = Record(arrival)
         self.records.append(record)
-        params = SamplingParams(max_tokens=arrival.output_len, ignore_eos=True)
+        if arrival.input_len + arrival.output_len > self.max_model_len:
+            record.refused = "too long"
+            return
+        most = arrival.output_len if self._known_lengths else None
+        params = SamplingParams(max_tokens=most, ignore_eos=self._known_lengths)
         prompt = arrival.prompt()
-        request = Request(str(arrival.index), prompt, params, arrival_time=arrival.time)
+        request = Request(
+            str(arrival.index), prompt, params, frozenset([EOS]), arrival_time=arrival.time
+        )
         seq = Sequence(request, 0, 0, list(prompt))
         try:
             self.scheduler.add(seq)
@@ -138,23 +154,42 @@ class Replica:
     def step(self) -> None:
         """Sends off the next step if there is one, and reads the one before it."""
         began = time.process_time()
+        expired = self.scheduler.expire()
         plan = self.scheduler.schedule()
         self.host_seconds += time.process_time() - began
+        for delta in expired:
+            self._live.pop(delta.request_id)[1].refused = "late"
         if plan is not None:
             start = max(self.clock, self._device_free)
             seconds = self._machine.step_seconds(plan, self._page_bytes)
             self._device_free = start + seconds
-            self._in_flight.append((plan, self._device_free))
+            self._in_flight.append((plan, seconds, self._device_free))
             self._observe(plan, start, seconds)
         if not self._in_flight:
-            raise RuntimeError(f"{self.load} requests are left, and nothing goes on")
+            if self.load:
+                raise RuntimeError(f"{self.load} requests are left, and nothing goes on")
+            return
         if plan is not None and len(self._in_flight) == 1:
             return
-        plan, done = self._in_flight.popleft()
+        plan, seconds, done = self._in_flight.popleft()
         self.clock = max(self.clock, done)
+        tokens = [self._token(chunk) for chunk in plan.chunks]
         began = time.process_time()
-        deltas = self.scheduler.commit(plan, [OUTPUT] * len(plan.chunks))
+        if decodes := plan.num_decodes:
+            self.scheduler.pace.observe(plan.num_tokens - decodes, decodes, seconds)
+        deltas = self.scheduler.commit(plan, tokens)
         self.host_seconds += time.process_time() - began
+        self._receive(deltas)
+
+    def _token(self, chunk: Chunk) -> int:
+        """What the device samples: an end where the trace has it."""
+        seq, record = self._live.get(chunk.seq.request.id, (None, None))
+        if seq is None or record is None:
+            return OUTPUT  # it has ended, and nobody reads this
+        is_last = chunk.start + chunk.count - seq.prompt_len + 1 == record.arrival.output_len
+        return EOS if is_last else OUTPUT
+
+    def _receive(self, deltas: list[SequenceDelta]) -> None:
         now = self.clock
         for delta in deltas:
             _, record = self._live[delta.request_id]
@@ -187,20 +222,22 @@ class Replica:
             stored=(used * size - empty) // cache.layout.num_groups,
             running=self.scheduler.num_running,
             waiting=self.scheduler.num_waiting,
-            limit=LIMITS.index(self._limit()),
+            limit=LIMITS.index(self._limit(plan)),
         )
 
-    def _limit(self) -> str:
+    def _limit(self, plan: Plan) -> str:
         scheduler, cache = self.scheduler, self.cache
         if not scheduler.num_waiting:
             return "none"
-        if scheduler.num_running >= scheduler.config.max_num_seqs:
+        # Those that have ended keep their seats until no step in flight includes them.
+        if len(cache.ways) >= scheduler.config.max_num_seqs:
             return "sequences"
         live = (seq for seq, _ in self._live.values())
         head = next(seq for seq in live if seq.status is Status.WAITING)
-        watermark = scheduler.config.watermark * cache.pool.num_blocks
-        room = cache.num_available - cache.needed(head, cache.match(head))
-        return "pages" if room < watermark else "tokens"
+        # A prompt that the step has cut says that nothing more went in.
+        is_cut = any(chunk.start + chunk.count < len(chunk.seq.tokens) for chunk in plan.chunks)
+        has_pages = cache.needed(head, cache.match(head)) <= cache.num_available
+        return "tokens" if is_cut and has_pages else "pages"
 
     def counts(self) -> dict[str, int]:
         """What happened so far.

@@ -9,11 +9,11 @@ from itertools import cycle
 from math import ceil
 
 from ..errors import ConfigError
+from . import ROUTINGS
 from .outcome import Outcome
 from .replica import Replica, Setup
 from .traces import Arrival
 
-ROUTINGS = ("round-robin", "least-loaded")
 MOST_REPLICAS = 1024
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from llmjax.config import CacheConfig, SchedulerConfig
 from llmjax.errors import ConfigError
-from llmjax.simulate import run
-from llmjax.simulate.baselines import BASELINES, power_of_two
+from llmjax.simulate import BASELINES, run
+from llmjax.simulate.baselines import power_of_two, run_baseline
 from llmjax.simulate.device import DEVICES, Machine
 from llmjax.simulate.replica import Replica, Setup
 from llmjax.simulate.report import Slo, percentiles, report, table
@@ -50,7 +50,7 @@ def check_conserved(outcome, arrivals) -> None:
 @given(
     st.integers(0, 2**16),
     st.sampled_from([SMALL, WINDOWED]),
-    st.sampled_from(["fcfs", "priority"]),
+    st.sampled_from(["fcfs", "priority", "lpm"]),
     st.sampled_from([0.0, 0.001]),
     st.booleans(),
     st.booleans(),
@@ -77,8 +77,8 @@ def test_every_request_ends_with_its_tokens_and_pages_come_back(
     assert replica.cache.pool.num_used == replica.cache.num_cached
     assert not replica.has_work and replica.load == 0
     check_conserved(simulate(setting, arrivals), arrivals)
-    for serve in BASELINES.values():
-        check_conserved(serve(setting, arrivals), arrivals)
+    for name in BASELINES:
+        check_conserved(run_baseline(name, setting, arrivals), arrivals)
 
 
 def said(setting, arrivals, **options) -> dict:
@@ -126,7 +126,7 @@ def test_baselines_use_less_memory_and_serve_less():
     arrivals = poisson(400, 2000.0, 160, 120, spread=0.6, seed=6)
     setting = setup(pages=600, max_num_seqs=128)
     ours = report(simulate(setting, arrivals), Slo())
-    theirs = {name: report(serve(setting, arrivals), Slo()) for name, serve in BASELINES.items()}
+    theirs = {name: report(run_baseline(name, setting, arrivals), Slo()) for name in BASELINES}
     for name, other in theirs.items():
         assert other["kv_use"] < 0.8 * ours["kv_use"], name
         assert other["output_tokens_per_second"] < ours["output_tokens_per_second"], name
@@ -163,7 +163,7 @@ def test_equal_blocks_of_a_trace_are_computed_once():
 def test_swapping_brings_back_what_recomputing_would_compute_again():
     arrivals = poisson(150, 3000.0, 60, 200, spread=0.5, seed=7)
     machine = Machine(SHAPES["llama-3-8b"], DEVICES["h100"])
-    options = SchedulerConfig(max_num_seqs=64, max_queue_len=None, watermark=0.0)
+    options = SchedulerConfig(max_num_seqs=64, max_queue_len=None, forecast_margin=None)
 
     def counts(swap_space):
         cache = CacheConfig(num_gpu_blocks_override=513, swap_space=swap_space)

@@ -8,19 +8,20 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmjax import __version__
 from llmjax.config import CacheConfig, CompileConfig, SchedulerConfig
 from llmjax.errors import ConfigError
-from llmjax.simulate.baselines import BASELINES
+from llmjax.simulate import BASELINES, ROUTINGS
 from llmjax.simulate.device import DEVICES, KV_DTYPES, WEIGHT_BITS, Machine
-from llmjax.simulate.replica import Setup
-from llmjax.simulate.run import ROUTINGS, capacity, p99_ttft, simulate
 from llmjax.simulate.shapes import SHAPES, find_shape
 from llmjax.simulate.traces import Arrival, poisson, rate_of, read_trace, scaled
 
 from .flags import add_flags
+
+if TYPE_CHECKING:
+    from llmjax.simulate.replica import Setup
 
 CACHE_FLAGS = {
     "block_size",
@@ -117,6 +118,12 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="random lengths are uniform within this share of their means [0.5]",
     )
+    group.add_argument(
+        "--known-lengths",
+        action="store_true",
+        help="requests ask for as many tokens as they get, which the forecast then counts on; "
+        "otherwise they may go on to the end of the context, and end by themselves",
+    )
     group.add_argument("--seed", type=int, metavar="N", help="of the random load [0]")
     group.add_argument("--replicas", type=int, default=1, metavar="N", help="engines [1]")
     group.add_argument(
@@ -159,7 +166,9 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     _check(args)
     from llmjax.simulate import plots
+    from llmjax.simulate.baselines import run_baseline
     from llmjax.simulate.report import Slo, report, table
+    from llmjax.simulate.run import capacity, p99_ttft, simulate
 
     ttft, itl = (ms and ms / 1e3 for ms in (args.slo_ttft_ms, args.slo_itl_ms))
     setup, arrivals, slo = make_setup(args), make_load(args), Slo(ttft, itl)
@@ -174,15 +183,15 @@ def run(args: argparse.Namespace) -> int:
     else:
         kind = {"replicas": args.replicas, "routing": args.routing}
         outcomes = [simulate(setup, arrivals, **kind)]
-    outcomes += [BASELINES[name](setup, arrivals) for name in _baselines(args)]
+    outcomes += [run_baseline(name, setup, arrivals) for name in _baselines(args)]
     reports = [report(outcome, slo) for outcome in outcomes]
     print(_heading(args, setup, arrivals))
     print(table(reports))
     said: dict[str, Any] = {"results": reports}
     if args.capacity:
-        print(_answer(args, tried, arrivals))
-        seconds = {n: 1e3 * p99_ttft(outcome) for n, outcome in tried.items()}
-        said["capacity"] = {"replicas": needed, "p99_ttft_ms": seconds}
+        p99_ms = {n: 1e3 * p99_ttft(outcome) for n, outcome in tried.items()}
+        print(_answer(args, p99_ms, needed, arrivals))
+        said["capacity"] = {"replicas": needed, "p99_ttft_ms": p99_ms}
     if args.output_json is not None:
         _write(args.output_json, {**_about(args, setup, arrivals), **said})
     if args.plot is not None:
@@ -227,6 +236,8 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def make_setup(args: argparse.Namespace) -> Setup:
+    from llmjax.simulate.replica import Setup
+
     given = vars(args)
 
     def of(cls: Any, names: Iterable[str]) -> Any:
@@ -248,6 +259,7 @@ def make_setup(args: argparse.Namespace) -> Setup:
         of(SchedulerConfig, (field.name for field in fields(SchedulerConfig))),
         of(CompileConfig, COMPILE_FLAGS),
         args.max_model_len,
+        args.known_lengths,
     )
 
 
@@ -296,12 +308,12 @@ def _means(arrivals: Sequence[Arrival]) -> tuple[float, float]:
     return sum(a.input_len for a in arrivals) / count, sum(a.output_len for a in arrivals) / count
 
 
-def _answer(args: argparse.Namespace, tried: dict[int, Any], arrivals: Sequence[Arrival]) -> str:
+def _answer(
+    args: argparse.Namespace, p99_ms: dict[int, float], needed: int, arrivals: Sequence[Arrival]
+) -> str:
     limit = args.p99_ttft_ms
     lines = ["", f"{'replicas':<28}{'p99 first token, ms':>20}"]
-    for replicas, outcome in tried.items():
-        lines.append(f"{replicas:<28}{1e3 * p99_ttft(outcome):>20,.0f}")
-    needed = min(n for n, outcome in tried.items() if 1e3 * p99_ttft(outcome) <= limit)
+    lines += [f"{replicas:<28}{ms:>20,.0f}" for replicas, ms in p99_ms.items()]
     devices = needed * args.tensor_parallel_size
     return "\n".join(
         [
@@ -324,6 +336,7 @@ def _about(args: argparse.Namespace, setup: Setup, arrivals: Sequence[Arrival]) 
         "max_model_len": length,
         "cache": asdict(setup.cache),
         "scheduler": asdict(setup.scheduler),
+        "known_lengths": setup.known_lengths,
         "compile": {name: getattr(setup.compile, name) for name in sorted(COMPILE_FLAGS)},
         "load": {
             "trace": args.trace and args.trace.name,
