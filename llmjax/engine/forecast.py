@@ -99,6 +99,11 @@ class Forecast:
         self._growing = sum(window is None for window in layout.windows)
         self._fixed: dict[Sequence, int] = {}
 
+    @property
+    def sequences(self) -> set[Sequence]:
+        """Those that have begun and not ended."""
+        return set(self._fixed)
+
     def begin(self, seq: Sequence, pages: int) -> None:
         """A sequence has been admitted with so many pages that were to be had."""
         self._fixed[seq] = pages - self._growing * self._layout.num_blocks(len(seq.tokens))

@@ -22,22 +22,18 @@ The rules:
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection
 from heapq import merge
 
-from ..cache.balance import check_balance
 from ..cache.manager import KVCache
 from ..config import SchedulerConfig
-from ..errors import InvalidRequestError, LlmjaxError, QueueFullError
-from ..request import FinishReason, Sequence, SequenceDelta, Status, TokenLogprobs, longest
-from .admission import Admission
+from ..request import Sequence, SequenceDelta, Status, TokenLogprobs
 from .buckets import Buckets, Piece
-from .deadlines import Deadlines, late, retry_after
+from .lives import Lives
 from .pace import Pace
 from .plan import Chunk, Plan
 from .stopping import stop_at
-from .waiting import WaitingQueue
 
 
 class Scheduler:
@@ -51,7 +47,6 @@ class Scheduler:
         pace: how many prompt tokens go beside decodes; by default as `config` says.
 
     Attributes:
-        num_preemptions: times a sequence was preempted, so far.
         bucket_tokens, padded_tokens: tokens of all steps' buckets, and how many of these
             were padding.
     """
@@ -76,44 +71,38 @@ class Scheduler:
         self.buckets = buckets
         self.cache = cache
         self.max_model_len = max_model_len
-        self.clock = clock
         self.pace = pace or Pace(config)
-        self.num_preemptions = 0
+        self.lives = Lives(
+            config,
+            cache,
+            max_model_len=max_model_len,
+            most_prompt=None if config.enable_chunked_prefill else buckets.max_tokens,
+            clock=clock,
+        )
         self.bucket_tokens = 0
         self.padded_tokens = 0
-        self._running: dict[Sequence, None] = {}
-        self._waiting = WaitingQueue(
-            by_priority=config.scheduling_policy == "priority",
-            longest_first=config.scheduling_policy == "lpm",
-            fair=config.fair_users,
-        )
-        self._deadlines = Deadlines(config.queue_timeout)
-        # Stopped running while in flight; the preempted among them wait as well.
-        self._leaving: dict[Sequence, None] = {}
-        # Running, and no step has been told yet what is in their slot.
-        self._fresh: set[Sequence] = set()
-        self._requests: dict[str, dict[int, Sequence]] = {}
-        self._max_len: dict[Sequence, int] = {}
-        self._admission = Admission(config, cache, self._waiting, self._max_len)
-        self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._in_flight: deque[Plan] = deque()
-        self._arrivals = 0
         self._num_promised = 0
 
     # What there is
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self.lives.running)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self.lives.waiting)
 
     @property
     def has_work(self) -> bool:
         """Whether anything runs, waits or is in flight. False: pages and slots are all free."""
-        return bool(self._running or self._waiting or self._leaving)
+        return bool(self.lives)
+
+    @property
+    def num_preemptions(self) -> int:
+        """Times a sequence was preempted, so far."""
+        return self.lives.num_preemptions
 
     # Arrival and departure
 
@@ -126,40 +115,7 @@ class Scheduler:
             QueueFullError: `max_queue_len` requests wait. The further sequences of a request
                 whose first was taken are never refused for this.
         """
-        request = seq.request
-        siblings = self._requests.get(request.id, {})
-        if seq.index in siblings:
-            raise InvalidRequestError(
-                f"request {request.id!r} is running already, allowed: an id of its own",
-                param="request_id",
-            )
-        max_len = longest(seq.prompt_len, request.params.max_tokens, self.max_model_len)
-        self._check_whole(seq)
-        limit = self.config.max_queue_len
-        if not siblings and limit is not None and self._waiting.num_requests >= limit:
-            # What the oldest in the queue has waited is about what the way through it takes.
-            waited = self.clock() - self._waiting.oldest.request.arrival_time
-            raise QueueFullError(
-                f"{limit} requests wait already (max_queue_len)",
-                retry_after=retry_after(waited),
-            )
-        self._arrivals += 1
-        seq.arrival = self._arrivals
-        seq.status = Status.WAITING
-        self._max_len[seq] = max_len
-        if not siblings:
-            self._deadlines.add(request)
-        self._requests.setdefault(request.id, siblings)[seq.index] = seq
-        self._waiting.join(seq)
-
-    def _check_whole(self, seq: Sequence) -> None:
-        most = self.buckets.max_tokens
-        if not self.config.enable_chunked_prefill and seq.prompt_len > most:
-            raise InvalidRequestError(
-                f"the prompt has {seq.prompt_len} tokens, allowed: up to {most}, those of one "
-                "step, as enable_chunked_prefill is off",
-                param="prompt",
-            )
+        self.lives.add(seq)
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceDelta]:
         """Ends the request, or one of its choices, wherever it is; unknown ids are no error.
@@ -167,8 +123,7 @@ class Scheduler:
         Returns:
             The last delta of each sequence that this ended.
         """
-        live = self._requests.get(request_id, {})
-        return self._end([seq for seq in live.values() if index is None or seq.index == index])
+        return self.lives.abort(request_id, index)
 
     def expire(self) -> list[SequenceDelta]:
         """Ends the requests that are late: not begun, or not ended, by when they had to.
@@ -176,64 +131,7 @@ class Scheduler:
         Returns:
             The last delta of each sequence that this ended, with the error.
         """
-        deltas: list[SequenceDelta] = []
-        now = self.clock()
-        while due := self._deadlines.next_due(now):
-            request_id, to_begin = due
-            ended = list(self._requests[request_id].values())
-            deltas += self._end(ended, late(ended[0].request, now, to_begin))
-        return deltas
-
-    def _end(
-        self, sequences: list[Sequence], error: LlmjaxError | None = None
-    ) -> list[SequenceDelta]:
-        deltas = []
-        for seq in sequences:
-            self._finish(seq, FinishReason.ABORT)
-            self._let_go(seq)
-            delta = SequenceDelta(seq.request.id, seq.index, [], [], error=error)
-            delta.finish_reason = FinishReason.ABORT
-            deltas.append(delta)
-        return deltas
-
-    def _finish(
-        self, seq: Sequence, reason: FinishReason, stop_reason: int | str | None = None
-    ) -> None:
-        if seq.status is Status.RUNNING:
-            del self._running[seq]
-        else:
-            self._waiting.remove(seq)
-        seq.status = Status.FINISHED
-        seq.finish_reason, seq.stop_reason = reason, stop_reason
-        self._admission.left(seq)
-        del self._max_len[seq]
-        self._waiting.leave(seq)
-        siblings = self._requests[seq.request.id]
-        del siblings[seq.index]
-        if not siblings:
-            del self._requests[seq.request.id]
-            self._deadlines.remove(seq.request.id)
-
-    def _let_go(self, seq: Sequence) -> None:
-        """Takes back what a sequence that does not run holds, once no step may write there."""
-        if seq.in_flight:
-            self._leaving[seq] = None
-            return
-        self._leaving.pop(seq, None)
-        self._fresh.discard(seq)
-        has_ended = seq.status is Status.FINISHED
-        self.cache.release(seq, wants_back=not has_ended)
-        if seq.slot >= 0:
-            self._free_slots.append(seq.slot)
-            seq.slot = -1
-        if has_ended:
-            request = seq.request.id
-            is_last = request not in self._requests and not any(
-                other.request.id == request for other in self._leaving
-            )
-            self.cache.forget(seq, is_last=is_last)
-        else:
-            seq.num_computed = 0
+        return self.lives.expire()
 
     # Planning a step
 
@@ -263,8 +161,8 @@ class Scheduler:
             self.cache.advance(seq)
         self.bucket_tokens += bucket.tokens
         self.padded_tokens += bucket.tokens - tokens
-        admitted = [chunk for chunk in chunks if chunk.seq in self._fresh]
-        self._fresh.difference_update(chunk.seq for chunk in admitted)
+        admitted = [chunk for chunk in chunks if chunk.seq in self.lives.fresh]
+        self.lives.fresh.difference_update(chunk.seq for chunk in admitted)
         transfers = self.cache.take_transfers()
         plan = Plan(chunks, bucket, tokens, pages, admitted, transfers)
         self._in_flight.append(plan)
@@ -272,18 +170,18 @@ class Scheduler:
 
     def _make_way(self) -> None:
         """Preempts what a waiting sequence needs that ranks before those that run."""
-        if self.config.scheduling_policy == "lpm" or not len(self._waiting):
+        if self.config.scheduling_policy == "lpm" or not len(self.lives.waiting):
             return
-        head = next(self._waiting.in_order(lambda _: 0))
-        while any(self._makes_way(s, head) for s in self._running):
+        head = next(self.lives.waiting.in_order(lambda _: 0))
+        while any(self._makes_way(s, head) for s in self.lives.running):
             seats = min(
-                self.buckets.max_seqs - len(self._running),
-                len(self._free_slots) + sum(s.slot >= 0 for s in self._leaving),
+                self.buckets.max_seqs - len(self.lives.running),
+                len(self.lives.free_slots) + sum(s.slot >= 0 for s in self.lives.leaving),
             )
-            pages = self.cache.num_available + sum(map(self.cache.num_held, self._leaving))
+            pages = self.cache.num_available + self.lives.pages_coming
             if seats > 0 and self.cache.needed(head, self.cache.match(head)) <= pages:
                 return
-            self._preempt(self._victim(head))
+            self.lives.preempt(self._victim(head))
 
     def _makes_way(self, seq: Sequence, head: Sequence) -> bool:
         priority, other = (s.request.options.priority for s in (head, seq))
@@ -291,20 +189,21 @@ class Scheduler:
             return other > priority
         # A newcomer that waited for others to compute its beginning was passed by.
         passed_by = not head.num_preemptions and not self.config.fair_users
-        return passed_by and self._waiting.rank(head) < self._waiting.rank(seq)
+        rank = self.lives.waiting.rank
+        return passed_by and rank(head) < rank(seq)
 
     def _decode_chunks(self) -> tuple[list[Chunk], list[Sequence], bool]:
         """Decodes that have a page, prompts under way, and whether any sequence decodes."""
         chunks: list[Chunk] = []
         prefilling: list[Sequence] = []
         is_decoding = False
-        for seq in sorted(self._running, key=self._waiting.rank):
+        for seq in sorted(self.lives.running, key=self.lives.waiting.rank):
             if seq.status is not Status.RUNNING:
                 continue  # preempted just now for one that ranks before it
             known, start = seq.num_tokens, seq.num_computed
             if known == seq.prompt_len or known - start > 1:
                 prefilling.append(seq)
-            elif known < self._max_len[seq]:
+            elif known < self.lives.max_len[seq]:
                 is_decoding = True
                 if self._extend(seq, start, 1):
                     chunks.append(Chunk(seq, start, 1, True))
@@ -314,34 +213,25 @@ class Scheduler:
     def _extend(self, seq: Sequence, start: int, count: int) -> bool:
         """Pages for the next positions, at the cost of others; False: not in this step."""
         while not self.cache.extend(seq, start, start + count):
-            if sum(map(self.cache.num_held, self._leaving)) > self._num_promised:
+            if self.lives.pages_coming > self._num_promised:
                 self._num_promised += 1
                 return False
             victim = self._victim(seq)
-            self._preempt(victim)
+            self.lives.preempt(victim)
             if victim is seq:
                 return False
         return True
 
     def _victim(self, seq: Sequence) -> Sequence:
         """Who makes room for `seq`: of the least priority, then what loses least; or itself."""
-        rank = self._waiting.rank
-        later = [s for s in self._running if rank(s) >= rank(seq)]
+        rank = self.lives.waiting.rank
+        later = [s for s in self.lives.running if rank(s) >= rank(seq)]
         least = max(rank(s)[0] for s in later)
         return min(
             (s for s in later if rank(s)[0] == least and (s is not seq or len(later) == 1)),
             key=lambda s: (s.num_computed, -s.arrival),
             default=seq,
         )
-
-    def _preempt(self, seq: Sequence) -> None:
-        del self._running[seq]
-        seq.status = Status.WAITING
-        seq.num_preemptions += 1
-        self.num_preemptions += 1
-        self._admission.left(seq)
-        self._waiting.add(seq)
-        self._let_go(seq)
 
     def _prefill_chunks(
         self, num_decodes: int, prefilling: list[Sequence], is_decoding: bool
@@ -351,10 +241,10 @@ class Scheduler:
         if is_decoding and config.enable_chunked_prefill:
             limit = min(limit, self.pace.limit(num_decodes))
         under_way = [(seq, seq.num_computed) for seq in prefilling]
-        seats = min(self.buckets.max_seqs - len(self._running), len(self._free_slots))
-        waiting = self._admission.candidates(self._running, seats)
+        seats = min(self.buckets.max_seqs - len(self.lives.running), len(self.lives.free_slots))
+        waiting = self.lives.admission.candidates(self.lives.running, seats)
         # What never ran comes in the order of the policy, behind the rest of its priority.
-        in_order = merge(under_way, waiting, key=lambda at: self._waiting.rank(at[0])[:2])
+        in_order = merge(under_way, waiting, key=lambda at: self.lives.waiting.rank(at[0])[:2])
         sequences: list[Sequence] = []
         pieces: list[Piece] = []
         wanted = 0
@@ -367,7 +257,7 @@ class Scheduler:
         chunks: list[Chunk] = []
         counts = self.buckets.fill(num_decodes, pieces, limit)
         for seq, piece, count in zip(sequences, pieces, counts, strict=False):
-            if seq.status is Status.WAITING and (seq.in_flight or not self._admit(seq, piece)):
+            if seq.status is Status.WAITING and not self._begin(seq, piece):
                 break
             start = seq.num_computed
             count = min(count, seq.num_tokens - start)
@@ -382,20 +272,13 @@ class Scheduler:
         # What is recomputed may have outgrown the largest step, which its prompt did not.
         return Piece(remaining, whole=not seq.output_len)
 
-    def _admit(self, seq: Sequence, piece: Piece) -> bool:
-        """Lets a sequence run, where it still can."""
+    def _begin(self, seq: Sequence, piece: Piece) -> bool:
+        """Lets a sequence run, if this step still holds what is to be computed of it."""
 
         def fits(start: int) -> bool:
             return not piece.whole or self._piece(seq, start) == piece
 
-        if not self._admission.admit(seq, fits):
-            return False
-        seq.status = Status.RUNNING
-        self._deadlines.begun(seq.request.id)
-        seq.slot = self._free_slots.pop()
-        self._running[seq] = None
-        self._fresh.add(seq)
-        return True
+        return self.lives.begin(seq, fits)
 
     def _pages(self, num_tokens: int) -> int:
         return self.cache.layout.num_blocks(num_tokens)
@@ -444,7 +327,7 @@ class Scheduler:
                 if news.token_ids or news.prompt_logprobs:
                     deltas.append(news)
             if seq.status is not Status.RUNNING:
-                self._let_go(seq)
+                self.lives.let_go(seq)
         return deltas
 
     def _news(
@@ -464,14 +347,14 @@ class Scheduler:
             if token is None:
                 raise RuntimeError(f"no token for {seq.request.id!r}, whose chunk samples one")
             seq.tokens.append(token)
-            self._waiting.charge(seq, 1)
+            self.lives.waiting.charge(seq, 1)
             delta.token_ids.append(token)
             if logprob is not None:
                 delta.logprobs.append(logprob)
-            if stop := stop_at(seq, self._max_len[seq]):
-                self._finish(seq, *stop)
+            if stop := stop_at(seq, self.lives.max_len[seq]):
+                self.lives.finish(seq, *stop)
             else:
-                self._admission.grown(seq)
+                self.lives.admission.grown(seq)
             delta.finish_reason, delta.stop_reason = seq.finish_reason, seq.stop_reason
         return delta
 
@@ -481,24 +364,4 @@ class Scheduler:
         Raises:
             RuntimeError: an account is off; says which.
         """
-        running, waiting = list(self._running), list(self._waiting)
-        holders = [*running, *self._leaving]
-        check_balance(self.cache, holders)
-        slots = [seq.slot for seq in holders if seq.slot >= 0] + self._free_slots
-        empty = [seq for seq in waiting if seq not in self._leaving]
-        rows = Counter(chunk.seq for plan in self._in_flight for chunk in plan.chunks)
-        live = [seq for choices in self._requests.values() for seq in choices.values()]
-        size = self.cache.layout.block_size
-        accounts = {
-            "slots": sorted(slots) == list(range(self.config.max_num_seqs)),
-            "waiting without pages": not any(s.block_tables or s.slot >= 0 for s in empty),
-            "rows in flight": all(s.in_flight == rows[s] for s in [*live, *holders, *rows]),
-            "positions": all(
-                s.num_computed <= min(map(len, s.block_tables)) * size for s in running
-            ),
-            "deadlines": all(i in self._requests for i in self._deadlines),
-            "live sequences": set(live) == {*running, *waiting} == set(self._max_len),
-            "waiting requests": self._waiting.num_requests == len({s.request.id for s in waiting}),
-        }
-        if wrong := [name for name, ok in accounts.items() if not ok]:
-            raise RuntimeError(f"the scheduler's accounts are off: {', '.join(wrong)}")
+        self.lives.check_balance(self._in_flight)

@@ -225,7 +225,7 @@ class Harness:
             self.scheduler.add(seq)
             key = (request.id, index)
             self.sequences[key] = seq
-            self.max_len[key] = self.scheduler._max_len[seq]
+            self.max_len[key] = self.scheduler.lives.max_len[seq]
             added.append(seq)
         self.scheduler.check_balance()
         return added
@@ -247,11 +247,11 @@ class Harness:
     def dispatch(self):
         """Schedules and starts a step; None where there is none."""
         scheduler = self.scheduler
-        running = list(scheduler._running)
+        running = list(scheduler.lives.running)
         decodes = [s for s in running if self._decodes(s)]
-        live = sorted((*running, *scheduler._waiting), key=scheduler._waiting.rank)
+        live = sorted((*running, *scheduler.lives.waiting), key=scheduler.lives.waiting.rank)
         oldest = live[0] if live else None
-        was_idle = oldest is not None and not oldest.in_flight and not scheduler._leaving
+        was_idle = oldest is not None and not oldest.in_flight and not scheduler.lives.leaving
         preemptions = oldest.num_preemptions if oldest else 0
         plan = scheduler.schedule()
         scheduler.check_balance()
@@ -330,7 +330,7 @@ class Harness:
             left = chunk.seq.num_tokens - chunk.samples - chunk.seq.num_computed
             assert not left or chunk.count == config.prefill_chunk_size, "padding beside a prompt"
         chunked = {chunk.seq for chunk in plan.chunks}
-        starting = [s for s in scheduler._running if not s.in_flight and s not in chunked]
+        starting = [s for s in scheduler.lives.running if not s.in_flight and s not in chunked]
         starting = [s for s in starting if s.num_computed < len(s.tokens)]
         most = dict(self.buckets._ready.edges).get(plan.bucket.tokens, 0)
         is_plain = (
@@ -342,14 +342,14 @@ class Harness:
         if not is_plain:
             return  # what was to be had before the step cannot be told after it
         assert not starting or len(plan.chunks) == most, "padding beside a running prompt"
-        head = scheduler._waiting.oldest if scheduler._waiting else None
+        head = scheduler.lives.waiting.oldest if scheduler.lives.waiting else None
         if head and self.can_hit(head):
             return
         if head and not head.in_flight and len(plan.chunks) < most and not scheduler._num_promised:
             needed = self.cache.needed(head, self.cache.match(head))
             has_room = self.cache.num_available >= needed
             seats = min(config.max_num_seqs, self.buckets.max_seqs) - scheduler.num_running
-            has_seat = seats > 0 and bool(scheduler._free_slots)
+            has_seat = seats > 0 and bool(scheduler.lives.free_slots)
             assert not (has_room and has_seat), "padding beside a waiting prompt"
 
     def commit(self) -> list:
@@ -390,7 +390,7 @@ class Harness:
         assert not self.scheduler.has_work, "work is left, and nothing goes on"
         assert self.cache.num_used == 0
         assert self.cache.enable_prefix_caching or self.pool.num_used == 0
-        assert sorted(self.scheduler._free_slots) == list(range(self.config.max_num_seqs))
+        assert sorted(self.scheduler.lives.free_slots) == list(range(self.config.max_num_seqs))
 
     def check_outputs(self) -> None:
         """Each sequence said what it says alone; aborted ones the beginning of it."""

@@ -49,7 +49,7 @@ def idle(engine) -> bool:
 
 def test_what_is_late_fails_alone(llm, monkeypatch):
     expected = llm.generate([[9, 10, 11], [12, 13]], PARAMS)
-    monkeypatch.setattr(llm.engine.scheduler, "clock", Clock(100.0, after=10))
+    monkeypatch.setattr(llm.engine.scheduler.lives, "clock", Clock(100.0, after=10))
     options = [RequestOptions(timeout=50), RequestOptions(timeout=500)]
     late, other = llm.generate([[9, 10, 11], [12, 13]], PARAMS, options=options)
     assert isinstance(late.error, RequestTimeoutError)
@@ -63,7 +63,7 @@ def test_what_is_late_fails_alone(llm, monkeypatch):
 
 
 def test_a_stream_that_is_late_raises(llm, monkeypatch):
-    monkeypatch.setattr(llm.engine.scheduler, "clock", Clock(100.0, after=10))
+    monkeypatch.setattr(llm.engine.scheduler.lives, "clock", Clock(100.0, after=10))
     pieces = llm.stream([9, 10, 11], PARAMS, options=RequestOptions(timeout=50))
     with pytest.raises(RequestTimeoutError):
         for piece in pieces:
@@ -141,7 +141,7 @@ def test_the_async_engine_tells_the_late_and_serves_the_rest(tiny_model):
         with pytest.raises(InvalidRequestError, match="allowed: 0, as the scheduling policy is"):
             await one(prompt, priority=1)
         scheduler = engine.engine.scheduler
-        scheduler.clock = Clock(100.0, after=5)
+        scheduler.lives.clock = Clock(100.0, after=5)
         results = await asyncio.gather(
             one(prompt, timeout=99.0),
             one(prompt),

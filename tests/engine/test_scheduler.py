@@ -371,7 +371,7 @@ def test_the_youngest_is_preempted_and_comes_back_first():
     h.depth = 1
     while not young.num_preemptions:
         h.step()
-    assert h.scheduler._waiting.oldest is young
+    assert h.scheduler.lives.waiting.oldest is young
     assert (young.block_tables, young.slot, young.num_computed) == ([], -1, 0)
     assert len(young.tokens) > 12
     h.drain()
