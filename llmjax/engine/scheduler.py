@@ -97,6 +97,15 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def running(self) -> list[Sequence]:
+        """In the order in which they began."""
+        return list(self._running)
+
+    def first_waiting(self, count: int) -> list[Sequence]:
+        """Those to be considered first."""
+        return self._waiting.first(count)
+
+    @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 
