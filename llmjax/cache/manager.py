@@ -213,6 +213,7 @@ class KVCache:
         way = Way(self._root(seq), list(match.nodes), len(match.nodes), firsts)
         for node in (way.root, *way.path):
             node.holders += 1
+            node.hits += not seq.num_preemptions
         entries = [[n.entries[g] for n in way.path[first:]] for g, first in enumerate(firsts)]
         source = match.source.entries if match.source is not None else ()
         # All of it is held before any page is taken, which may be at the cost of idle ones.

@@ -45,9 +45,10 @@ class Node:
         owner: the sequence that will compute it, until the step that does so is planned.
         holders: sequences on whose way it lies.
         waiters: preempted sequences that will want it again.
+        hits: sequences that found it there; of a root, all that began.
     """
 
-    __slots__ = ("children", "entries", "holders", "owner", "parent", "tokens", "waiters")
+    __slots__ = ("children", "entries", "hits", "holders", "owner", "parent", "tokens", "waiters")
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class Node:
         self.entries = tuple([Entry(self) for _ in range(num_groups)])
         self.holders = 0
         self.waiters = 0
+        self.hits = 0
         # By first token, then by all: a branch within a page is looked for by the first.
         self.children: dict[int, dict[tuple[int, ...], Node]] = {}
 

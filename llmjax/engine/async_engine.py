@@ -9,7 +9,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..config import EngineConfig
 from ..errors import EngineDeadError, LlmjaxError, ShutdownError
@@ -18,11 +20,16 @@ from ..request import Request, RequestOptions, RequestOutput, SamplingParams, Se
 from ..tokenizer import Tokenizer
 from .engine import Engine, EngineStats
 from .outputs import OutputProcessor
+from .snapshot import take_snapshot
 
 log = logging.getLogger(__name__)
 
 STALL_SECONDS = 300.0
 """Work that no step has come out of for so long counts as an engine that makes no progress."""
+
+
+SNAPSHOT_SECONDS = 10.0
+"""What a snapshot may take, for most of which it waits for the end of a step."""
 
 
 @dataclass(eq=False)
@@ -41,6 +48,10 @@ class _Stream:
     error: LlmjaxError | None = None
 
 
+_Message = _Stream | str | Future[dict[str, Any]]
+"""To the engine's thread: a request, the id of one to end, or where a snapshot is to go."""
+
+
 class AsyncEngine:
     """Serves the requests of one event loop.
 
@@ -55,7 +66,7 @@ class AsyncEngine:
         self._processor_lock = threading.Lock()
         self._ids = map(str, itertools.count())
         self._streams: dict[str, _Stream] = {}
-        self._inbox: deque[_Stream | str] = deque()
+        self._inbox: deque[_Message] = deque()
         self._wake = threading.Condition()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="llmjax-engine", daemon=True)
@@ -210,7 +221,23 @@ class AsyncEngine:
     def stats(self) -> EngineStats:
         return self.engine.stats()
 
-    def _send(self, message: _Stream | str) -> None:
+    async def snapshot(self) -> dict[str, Any]:
+        """What the engine holds and runs between two steps (`snapshot.take_snapshot`).
+
+        Raises:
+            EngineDeadError: the engine has stopped, or is busy with one step for too long.
+        """
+        self.check_health()
+        answer: Future[dict[str, Any]] = Future()
+        self._send(answer)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(answer), SNAPSHOT_SECONDS)
+        except TimeoutError as error:
+            raise EngineDeadError(
+                f"the engine has not come to the end of a step for {SNAPSHOT_SECONDS:g} s"
+            ) from error
+
+    def _send(self, message: _Message) -> None:
         with self._wake:
             self._inbox.append(message)
             self._wake.notify()
@@ -243,7 +270,11 @@ class AsyncEngine:
         if self.engine.num_steps != before:
             self._progress = time.monotonic()
 
-    def _handle(self, message: _Stream | str) -> None:
+    def _handle(self, message: _Message) -> None:
+        if isinstance(message, Future):
+            if message.set_running_or_notify_cancel():
+                message.set_result(take_snapshot(self.engine))
+            return
         if isinstance(message, str):
             deltas = self.engine.abort(message)
             if message not in self._streams:

@@ -25,6 +25,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from heapq import merge
+from itertools import islice
 
 from ..cache.manager import KVCache
 from ..config import SchedulerConfig
@@ -89,6 +90,15 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self.lives.running)
+
+    @property
+    def running(self) -> list[Sequence]:
+        """In the order in which they began."""
+        return list(self.lives.running)
+
+    def first_waiting(self, count: int) -> list[Sequence]:
+        """Those to be considered first."""
+        return list(islice(self.lives.waiting.in_order(lambda _: 0), count))
 
     @property
     def num_waiting(self) -> int:

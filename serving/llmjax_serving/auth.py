@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from aiohttp import web
 
 from .errors import ApiError, Handler
 
-OPEN_PATHS = frozenset({"/health"})
-"""All that answers without a key."""
 
-
-def auth_middleware(api_key: str | None) -> Any:
-    """Refuses (401) every request without the key, but for OPEN_PATHS and preflights."""
+def auth_middleware(api_key: str | None, open_paths: Collection[str]) -> Any:
+    """Refuses (401) every request without the key, but for `open_paths` and preflights."""
     expected = hashlib.sha256(api_key.encode()).digest() if api_key else None
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        is_open = request.path in OPEN_PATHS or request.method == "OPTIONS"
+        is_open = request.path in open_paths or request.method == "OPTIONS"
         if expected is not None and not is_open:
             scheme, _, key = request.headers.get("Authorization", "").partition(" ")
             # Digests: compare_digest leaks the length of what it compares, and takes no

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 LAST_WORDS_SECONDS = 5.0
 """What handlers get, once the engine has stopped, to tell their clients so."""
 
-QUIET_PATHS = frozenset({"/health", "/metrics"})
+QUIET_PATHS = frozenset({"/health", "/metrics", "/dashboard/state"})
 """Asked for every few seconds by machines; logging that hides the rest."""
 
 

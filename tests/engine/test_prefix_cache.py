@@ -131,6 +131,15 @@ def test_a_pool_far_too_small_changes_nothing(model, plain, swap):
         assert_idle(llm)
 
 
+def test_what_computing_takes_is_not_measured_over_idle_time(model):
+    with make(model, 400, prefill_chunk_size=128) as llm:
+        engine = llm.engine
+        engine._last_collected -= 1e6  # since when nothing has run
+        llm.generate(prompts(7, shared=90, count=1), PARAMS)
+        assert engine.host.costs.compute != 1e-3, "it was measured"
+        assert engine.host.costs.compute < 1
+
+
 def test_a_window_keeps_no_more_than_it_sees(windowed_model):
     with make(windowed_model, 1600, max_model_len=256) as llm:
         windows = llm.engine.layout.windows

@@ -73,7 +73,7 @@ class EngineDouble:
     says: the text of every choice, in the pieces in which it comes.
     fails: raised instead of the piece with the number `fails_at`.
     gate: where given, every piece but the first waits until it is set.
-    pulled, running, seen, options: what the server did.
+    pulled, snapshots, running, seen, options: what the server did.
     """
 
     says: list[str] = field(default_factory=lambda: ["Hel", "lo"])
@@ -85,6 +85,7 @@ class EngineDouble:
     ends: str = "stop"
     stopped: bool = False
     pulled: int = 0
+    snapshots: int = 0
     running: dict[str, SamplingParams] = field(default_factory=dict)
     seen: list[tuple[list[int], SamplingParams]] = field(default_factory=list)
     options: list[RequestOptions | None] = field(default_factory=list)
@@ -116,6 +117,51 @@ class EngineDouble:
             padded_tokens=7,
             bucket_tokens=70,
         )
+
+    async def snapshot(self) -> dict[str, Any]:
+        self.check_health()
+        self.snapshots += 1
+        sequence = {
+            "id": "4",
+            "prompt_tokens": 60,
+            "computed": 30,
+            "cached": 16,
+            "output_tokens": 0,
+            "max_tokens": 20,
+            "pages": 8,
+            "priority": 0,
+            "preemptions": 0,
+            "age": 1.5,
+        }
+        other = sequence | {"id": "5", "computed": 60, "output_tokens": 7, "cached": 0}
+        node = {
+            "key": "a",
+            "tokens": 400,
+            "nodes": 25,
+            "device": 20,
+            "host": 5,
+            "hits": 9,
+            "running": 2,
+            "children": [],
+            "more": 3,
+            "cut": False,
+        }
+        leaf = node | {"key": "b", "tokens": 17, "hits": 1, "more": 0}
+        tree = [node | {"key": "r", "tokens": 0, "children": [node | {"children": [leaf]}]}]
+        stats = {"num_running": 2, "num_waiting": 6}
+        return {
+            "model": MODEL,
+            "max_model_len": MAX_MODEL_LEN,
+            "block_size": 16,
+            "groups": 1,
+            "num_pages": 64,
+            "steps": 12,
+            "stats": vars(self.stats()) | stats,
+            "tree": tree,
+            "pages": {"size": 1, "cells": [0] * 30 + [1] * 10 + [2] * 8 + [3] * 8 + [4] * 8},
+            "running": [sequence, other],
+            "waiting": [sequence | {"id": "6"}, sequence | {"id": "7"}],
+        }
 
     def start(self) -> None:
         """It has no thread to start."""

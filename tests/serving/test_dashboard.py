@@ -1,0 +1,228 @@
+"""/dashboard: the state it is fed, and what a browser makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+
+from llmjax import SamplingParams
+from llmjax.config import EngineConfig
+from llmjax.engine import async_engine
+from llmjax.engine.async_engine import AsyncEngine
+from llmjax.errors import EngineDeadError, ShutdownError
+from llmjax_serving import dashboard
+from llmjax_serving.config import ServerConfig
+
+from .browser import PROGRAM, browser
+from .double import EngineDouble, client_of, run_async, until
+
+in_browser = pytest.mark.skipif(PROGRAM is None, reason="no Chromium is installed here")
+KEY = ServerConfig(api_key="s3cret")
+BEARER = {"Authorization": "Bearer s3cret"}
+SECRET = "<b>the words of a prompt</b>"
+
+
+@run_async
+async def test_the_page_is_open_and_what_it_draws_wants_the_key():
+    async with client_of(EngineDouble(), KEY) as client:
+        for path, (_, content_type) in dashboard.PAGE.items():
+            response = await client.get(path)
+            assert response.status == 200
+            assert response.content_type == content_type
+            assert "default-src 'none'" in response.headers["Content-Security-Policy"]
+        assert (await client.get("/dashboard/state")).status == 401
+        assert (await client.get("/dashboard/other")).status == 401
+        response = await client.get("/dashboard/state", headers=BEARER)
+        assert response.status == 200
+        told = await response.json()
+    assert told["totals"]["generation_tokens_total"] == 0
+    assert told["draining"] is False
+
+
+@run_async
+async def test_a_loading_server_says_so():
+    async with client_of(None) as client:
+        assert (await client.get("/dashboard")).status == 200
+        response = await client.get("/dashboard/state")
+        assert response.status == 503
+        assert (await response.json())["error"]["code"] == "loading"
+
+
+def test_nothing_comes_from_elsewhere():
+    for name, _ in dashboard.PAGE.values():
+        text = (dashboard.WEB / name).read_text()
+        links = re.findall(r"https?://[^\s\"')]+|url\(|@import|\bimport\b", text)
+        assert set(links) <= {"http://www.w3.org/2000/svg"}, links
+        assert "innerHTML" not in text and " style=" not in text
+
+
+@run_async
+async def test_many_who_look_cost_no_more_than_one(monkeypatch):
+    engine, now = EngineDouble(), [0.0]
+    monkeypatch.setattr("llmjax_serving.dashboard.time.monotonic", lambda: now[0])
+    async with client_of(engine) as client:
+        answers = await asyncio.gather(*(client.get("/dashboard/state") for _ in range(20)))
+        assert {answer.status for answer in answers} == {200}
+        assert engine.snapshots == 1
+        now[0] += 0.4
+        await client.get("/dashboard/state")
+        assert engine.snapshots == 1
+        now[0] += 0.2
+        await client.get("/dashboard/state")
+        assert engine.snapshots == 2
+
+
+@pytest.fixture
+def engine(tiny_model):
+    """Loaded before the test's time runs, which starts it."""
+    sizes = {
+        "max_model_len": 256,
+        "block_size": 4,
+        "max_num_seqs": 4,
+        "token_buckets": (16, 64),
+        "seq_buckets": (4,),
+        "num_gpu_blocks_override": 300,
+        "background": False,
+    }
+    engine = AsyncEngine(EngineConfig.of(str(tiny_model), **sizes))
+    yield engine
+    engine.close()
+
+
+@run_async
+async def test_the_state_of_a_real_engine_while_it_runs(engine):
+    params = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
+    engine.start()
+    async with client_of(engine) as client:
+
+        async def one(number):
+            async for _ in engine.generate(f"r{number}", [number + 3] * 40, params):
+                pass
+
+        tasks = [asyncio.ensure_future(one(i)) for i in range(6)]
+        seen = []
+        while not all(task.done() for task in tasks):
+            seen.append(await (await client.get("/dashboard/state")).json())
+            await asyncio.sleep(0.05)
+        await asyncio.gather(*tasks)
+        busy = [told for told in seen if told["running"]]
+        assert busy, "it was asked while requests ran"
+        assert any(len(told["running"]) + len(told["waiting"]) == 6 for told in busy)
+        for told in seen:
+            assert len(told["pages"]["cells"]) == told["num_pages"] == 300
+        engine.stop()
+        await until(lambda: not engine.is_alive)
+        with pytest.raises(ShutdownError):
+            await engine.snapshot()
+
+
+@run_async
+async def test_a_step_without_end_is_told(engine, monkeypatch):
+    monkeypatch.setattr(async_engine, "SNAPSHOT_SECONDS", 0.05)
+    hold, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def abort(*args):
+        asyncio.run_coroutine_threadsafe(hold.wait(), loop).result(10)
+        return []
+
+    monkeypatch.setattr(engine.engine, "abort", abort)
+    engine.start()
+    engine._send("no such request")
+    with pytest.raises(EngineDeadError, match=r"not come to the end of a step for 0\.05 s"):
+        await engine.snapshot()
+    hold.set()
+    monkeypatch.setattr(async_engine, "SNAPSHOT_SECONDS", 10.0)
+    assert (await engine.snapshot())["running"] == []
+
+
+@in_browser
+@run_async
+async def test_the_page_asks_for_the_key_and_draws_the_engine(tmp_path):
+    engine = EngineDouble(gate=asyncio.Event())
+    async with client_of(engine, KEY) as client, browser(tmp_path) as tab:
+        answer = asyncio.ensure_future(
+            client.post("/v1/completions", json={"prompt": SECRET}, headers=BEARER)
+        )
+        await tab.open(str(client.make_url("/dashboard")), width=1200, height=900)
+        await tab.until("!document.getElementById('login').hidden")
+        assert await tab.value("document.getElementById('board').hidden")
+
+        async def enter(key):
+            await tab.value(f"document.getElementById('key').value = '{key}'")
+            await tab.value("document.querySelector('#login button').click()")
+
+        await enter("wrong")
+        await tab.until("!document.getElementById('refused').hidden")
+        tab.complaints.clear()  # the browser itself remarks on each 401
+        await enter("s3cret")
+        await tab.until("!document.getElementById('board').hidden")
+        await tab.until("document.querySelectorAll('#running tbody tr').length == 2")
+        text = await tab.value("document.body.innerText")
+        for words in (
+            "live, 12 steps",
+            "30 of 60",
+            "7 of 20",
+            "400 tokens",
+            "9 hits",
+            "and 3 more",
+        ):
+            assert words in text, (words, text)
+        assert await tab.value("document.querySelectorAll('#waiting tbody tr').length") == 3
+        assert "and 4 more" in text  # of those that wait
+        # A fork is closed until it is opened, and then stays open.
+        assert "17 tokens" not in text
+        await tab.value("document.querySelectorAll('#tree summary')[1].click()")
+        await tab.until("document.body.innerText.includes('17 tokens')")
+        polls = engine.snapshots
+        while engine.snapshots < polls + 2:
+            await asyncio.sleep(0.05)
+        assert "17 tokens" in await tab.value("document.body.innerText")
+        # Cells have colours: as many as there are kinds of them.
+        assert await tab.value(COLOURS) == 5
+        engine.gate.set()
+        assert (await answer).status == 200
+        await tab.until("Number(document.querySelector('#charts polyline').points.length) > 1")
+        assert SECRET not in await tab.value("document.documentElement.outerHTML")
+        assert "words" not in await tab.value("document.documentElement.outerHTML")
+        assert not tab.complaints
+        origin = str(client.make_url("/"))
+        assert {url for url in tab.asked if not url.startswith((origin, "data:"))} == set()
+
+
+COLOURS = """(() => {
+  const map = document.getElementById('map');
+  const data = map.getContext('2d').getImageData(0, 0, map.width, map.height).data;
+  const seen = {};
+  for (let i = 0; i < data.length; i += 4)
+    if (data[i + 3] === 255) seen[[data[i], data[i + 1], data[i + 2]]] = 1;
+  return Object.keys(seen).length;
+})()"""
+
+
+@in_browser
+@pytest.mark.parametrize("width", [320, 390, 768, 1400])
+@run_async
+async def test_it_fits_every_screen(tmp_path, width):
+    async with client_of(EngineDouble()) as client, browser(tmp_path) as tab:
+        await tab.open(
+            str(client.make_url("/dashboard")), width=width, height=800, mobile=width < 700
+        )
+        await tab.until("document.querySelectorAll('#running tbody tr').length == 2")
+        assert await tab.value("document.documentElement.scrollWidth") <= width
+        assert await tab.value("document.getElementById('map').clientWidth") > width / 3
+        assert not tab.complaints
+
+
+@in_browser
+@run_async
+async def test_it_says_when_the_engine_is_gone_and_goes_on_when_it_is_back(tmp_path):
+    engine = EngineDouble()
+    async with client_of(engine) as client, browser(tmp_path) as tab:
+        await tab.open(str(client.make_url("/dashboard")), width=800, height=800)
+        await tab.until("document.getElementById('status').textContent.startsWith('live')")
+        engine.dead = "the engine has stopped: out of memory"
+        await tab.until("document.getElementById('status').textContent.includes('out of memory')")
+        engine.dead = None
+        await tab.until("document.getElementById('status').textContent.startsWith('live')")
