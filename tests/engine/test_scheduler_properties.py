@@ -26,6 +26,7 @@ def small_harness(depth, chunked, chunk, num_blocks, margin, paddings, ready, **
         enable_chunked_prefill=chunked,
         prefill_chunk_size=chunk,
         mixed_prefill_tokens=cache.pop("mixed", None),
+        queue_timeout=cache.pop("queue_timeout", None),
         forecast_margin=margin,
     )
     return Harness(
@@ -51,6 +52,7 @@ class Loads(RuleBasedStateMachine):
         policy=st.sampled_from(["fcfs", "priority", "lpm"]),
         fair=st.booleans(),
         mixed=st.sampled_from([None, None, 2, 8]),
+        queue_timeout=st.sampled_from([None, None, 2.0]),
         windows=st.sampled_from([(None,), (None,), (None, 6), (9,), (None, 5, 13)]),
         caching=st.booleans(),
         host_slots=st.sampled_from([(0, 0), (3, 0), (40, 8)]),
