@@ -21,21 +21,28 @@ sim $conv --device l4 --num-requests 1000 --request-rate 5 --baselines
 sim $conv --device l4 --num-requests 1000 --request-rate 10 --weight-dtype int8
 
 # Goodput by rate.
-for rate in 2 4 8 12 16 20 24; do
+for rate in 8 16 20 24; do
     sim $conv --num-requests 2000 --request-rate $rate $slo --baselines
 done
 
 # What limits an H100: step sizes.
 most="$conv --num-requests 3000 --request-rate 60"
 sim $most
-for chunk in 512 1024 2048 7680; do
+for chunk in 512 2048 7680; do
     sim $most --max-num-seqs 512 --prefill-chunk-size $chunk
 done
 
-# Preemption, by computing again and by swapping.
+# The forecast, and preemption by computing again and by swapping.
+a100="$conv --device a100-80gb --model llama-2-13b --num-requests 1000 --request-rate 30 \
+    --prefill-chunk-size 2048"
+l4="--device l4 --request-rate 20 --num-requests 1000 --input-len 100 --output-len 500 \
+    --length-spread 0.9 --max-queue-len none"
+for how in "" "--forecast-margin 0" "--forecast-margin none" --known-lengths; do
+    sim $a100 $how
+    sim $l4 $how
+done
 for space in 0 16; do
-    sim --device l4 --request-rate 20 --num-requests 1500 --input-len 100 --output-len 500 \
-        --length-spread 0.9 --swap-space $space --max-queue-len none
+    sim $l4 --forecast-margin none --swap-space $space
 done
 
 # The prefix cache.

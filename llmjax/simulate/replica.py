@@ -234,10 +234,12 @@ class Replica:
             return "sequences"
         live = (seq for seq, _ in self._live.values())
         head = next(seq for seq in live if seq.status is Status.WAITING)
-        # A prompt that the step has cut says that nothing more went in.
-        is_cut = any(chunk.start + chunk.count < len(chunk.seq.tokens) for chunk in plan.chunks)
+        # A step that is full, or has cut a prompt, has no room for more.
+        is_full = plan.num_tokens == plan.bucket.tokens or any(
+            chunk.start + chunk.count < len(chunk.seq.tokens) for chunk in plan.chunks
+        )
         has_pages = cache.needed(head, cache.match(head)) <= cache.num_available
-        return "tokens" if is_cut and has_pages else "pages"
+        return "tokens" if is_full and has_pages else "pages"
 
     def counts(self) -> dict[str, int]:
         """What happened so far.
