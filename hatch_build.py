@@ -45,14 +45,11 @@ INSTRUCTION_SETS = {
         "generic": [],
         "avx2": ["-march=x86-64-v3"],
         "avx512": ["-march=x86-64-v4", "-mavx512vnni"],
-        "amx": [
-            *("-march=x86-64-v4", "-mavx512vnni", "-mavx512fp16", "-mavx512bf16"),
-            *("-mamx-tile", "-mamx-bf16"),
-        ],
+        "amx": ["-march=x86-64-v4", "-mavx512vnni", "-mamx-tile", "-mamx-int8"],
     }
 }
 # Left out where the compiler, or its assembler, does not know them: an instruction of each.
-OPTIONAL = {"amx": 'void f() { asm("tdpbf16ps %tmm0, %tmm1, %tmm2; vaddph %zmm0, %zmm1, %zmm2"); }'}
+OPTIONAL = {"amx": 'void f() { asm("tdpbssd %tmm0, %tmm1, %tmm2"); }'}
 
 
 class NativeKernels(BuildHookInterface):

@@ -48,7 +48,7 @@ def shares(case: dict[str, Any], work: dict[str, int], limits: dict[str, Any]) -
     seconds = median(case["seconds"][OURS])
     read = work["weight_bytes"] + contexts * work["kv_bytes"]
     ops = rows * work["ops"] + sampled * work["head_ops"]
-    return read / seconds / limits["read"], ops / seconds / limits["ops"]
+    return read / seconds / limits["read"], ops / seconds / limits["int8"]
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -72,7 +72,7 @@ def model_table(name: str, measured: dict[str, Any], limits: dict[str, Any]) -> 
             row += [f"{got[peer]:,.0f}", f"**{got[OURS] / got[peer]:.1f}**", goal]
         read, ops = shares(case, measured["work"], limits)
         rows.append([*row, f"{read:.0%}", f"{ops:.0%}"])
-    return table([*header, "of read", "of ops"], rows)
+    return table([*header, "of read", "of int8"], rows)
 
 
 def http_table(runs: dict[str, list[dict[str, Any]]]) -> str:
@@ -118,8 +118,8 @@ batches through its own API, its default flash attention, and samples nothing. v
 by itself, compiled, and in process without a second process for its engine, which here is faster;
 its weights are the same in bfloat16. *Of read* is what
 must be read, weights and the streams' keys and values, over the time it took, as a share of the
-{limits["read"] / 1e9:.1f} GB/s at which {limits["threads"]} threads read memory; *of ops* the
-matrices' operations as a share of {limits["ops"] / 1e12:.2f} Top/s ({limits["instruction_set"]}),
+{limits["read"] / 1e9:.1f} GB/s at which {limits["threads"]} threads read memory; *of int8* the
+matrices' operations as a share of {limits["int8"] / 1e12:.2f} Top/s ({limits["instruction_set"]}),
 measured in the same run.
 
 ![Decoding SmolLM2, and the speed of llmjax over llama.cpp](cpu.png)""",

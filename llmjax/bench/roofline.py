@@ -1,4 +1,4 @@
-"""The most that this CPU does: bytes read from memory, and operations, a second."""
+"""The most that this CPU does: bytes read from memory, and 8-bit operations, a second."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..errors import ConfigError
 BUFFER_BYTES = 1 << 28
 """Read by each thread: many times the largest cache."""
 ROUNDS = 2_000_000
-"""Of a loop of a few instructions."""
+"""Of a loop of a few 8-bit instructions."""
 REPEATS = 7
 
 
@@ -27,13 +27,12 @@ REPEATS = 7
 class Roofline:
     """Attributes:
     read: bytes a second, all threads together.
-    ops: operations a second likewise, on what the kernels multiply quantised weights as: bytes,
-        or bfloat16 on amx; a product and its sum are two.
+    int8: operations a second likewise; a product and its sum are two.
     instruction_set: whose instructions did them.
     """
 
     read: float
-    ops: float
+    int8: float
     threads: int
     instruction_set: str
 
@@ -48,7 +47,7 @@ def measure(*, buffer_bytes: int = BUFFER_BYTES, rounds: int = ROUNDS) -> Roofli
         raise ConfigError("the limits are measured by the native CPU kernels, which are not built")
     lib, threads = library(), cpu_count() or 1
     lib.llmjax_read.argtypes, lib.llmjax_read.restype = [c_void_p, c_int64], c_uint64
-    lib.llmjax_ops.argtypes, lib.llmjax_ops.restype = [c_int64], c_int64
+    lib.llmjax_int8_ops.argtypes, lib.llmjax_int8_ops.restype = [c_int64], c_int64
     buffers = [_random_bytes(buffer_bytes, seed) for seed in range(threads)]
 
     def read(thread: int) -> int:
@@ -57,7 +56,7 @@ def measure(*, buffer_bytes: int = BUFFER_BYTES, rounds: int = ROUNDS) -> Roofli
 
     return Roofline(
         read=_best_rate(read, threads),
-        ops=_best_rate(lambda thread: lib.llmjax_ops(rounds), threads),
+        int8=_best_rate(lambda thread: lib.llmjax_int8_ops(rounds), threads),
         threads=threads,
         instruction_set=instruction_set(),
     )

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from random_weights import FLOATS, FORMATS, block_size, random_weight, unpacked
 
-from llmjax_kernels import native
 from llmjax_kernels.native.blocks import Projection, embed, linear
 
 ROWS = (1, 2, 3, 5, 8, 9, 17, 65, 130)
@@ -28,18 +27,13 @@ def error_bound(
 ) -> np.ndarray:
     """How far a product may be from the exact one.
 
-    An activation is off by half a step of its group of 32, whose largest is 127 steps; or both
-    it and the weight are rounded to bfloat16, the latter from float16. Each of the float sums, of
-    which there is one a group or one a value, and what they are scaled by, round a few times.
+    An activation is off by half a step of its group of 32, whose largest is 127 steps. Each
+    of the float sums, of which there is one a group or one a value, and what they are scaled
+    by, round a few times.
     """
     M, K = x.shape
-    narrow = quantised and native.instruction_set() == "amx"
-    bound = (
-        4 * (K // 32 + 4 if quantised and not narrow else K + 4) * ULP * (np.abs(x) @ magnitude.T)
-    )
-    if narrow:
-        bound += np.abs(x) @ (2.0**-7 * np.abs(weight) + 2.0**-10 * magnitude).T
-    elif quantised:
+    bound = 4 * (K // 32 + 4 if quantised else K + 4) * ULP * (np.abs(x) @ magnitude.T)
+    if quantised:
         steps = np.abs(x).reshape(M, K // 32, 32).max(2) / 127
         bound += 0.50001 * np.repeat(steps, 32, axis=1) @ np.abs(weight).T
     return bound
@@ -108,18 +102,6 @@ def test_vanishing_activations_give_vanishing_products(format):
     x = np.full((1, 256), 1e-39, np.float32) * np.resize([1, -1, 1], 256)
     out = np.asarray(linear(x.astype(np.float32), Projection(weight), np.array([1], np.int32)))
     assert (np.abs(out) < 1e-30).all()
-
-
-@pytest.mark.parametrize("size", [1e-19, 1e-9, 1e9, 1e19])
-@pytest.mark.parametrize("format", ["Q4_1", "Q6_K", "IQ4_NL"])
-def test_activations_of_any_size(format, size):
-    """What keeps small and large products in range changes nothing."""
-    rng = np.random.default_rng(0)
-    weight, _ = random_weight(format, 33, 512, rng)
-    x = rng.standard_normal((3, 512)).astype(np.float32)
-    product = jax.jit(lambda x: linear(x, Projection(weight), np.array([3], np.int32)))
-    power = np.float32(2.0 ** round(np.log2(size)))
-    np.testing.assert_allclose(product(x * power) / power, product(x), rtol=1e-6)
 
 
 def test_no_rows_at_all():

@@ -122,3 +122,42 @@ def test_each_instruction_set(isa):
     env = os.environ | {"LLMJAX_ISA": isa, "LLMJAX_KERNELS": "native"}
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+DIGEST = """
+import hashlib, sys
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+from random_weights import GGUF_FORMATS, block_size, random_weight
+from llmjax_kernels import native
+from llmjax_kernels.native.blocks import Projection, Residual, linear, mlp_block
+rng = np.random.default_rng(0)
+for format in GGUF_FORMATS:
+    for N, blocks, rows in [(1, 1, 32), (83, 5, 47), (96, 1, 17), (33, 7, 150), (64, 25, 48)]:
+        K = blocks * max(block_size(format), 32)
+        weights = [Projection(random_weight(format, N, K, rng)[0]) for _ in range(2)]
+        down = Projection(random_weight("Q4_0", K, 64, rng)[0])
+        x = rng.standard_normal((rows, K)).astype(np.float32)
+        out = [linear(x, weights[0], np.array([rows], np.int32))]
+        if N == 64:
+            args = (*weights, down, "silu", Residual(), 1e-5, np.array([rows], np.int32))
+            out.append(mlp_block(x, None, *args))
+        data = b"".join(np.asarray(o).tobytes() for o in out)
+        print(format, N, K, rows, hashlib.sha256(data).hexdigest())
+print(native.instruction_set())
+"""
+
+
+def test_amx_gives_the_bits_of_avx512():
+    def digests(isa: str) -> tuple[list[str], str]:
+        command = [sys.executable, "-c", DIGEST, os.path.dirname(__file__)]
+        env = os.environ | {"LLMJAX_ISA": isa, "LLMJAX_KERNELS": "native"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        *lines, used = done.stdout.splitlines()
+        return lines, used
+
+    amx, used = digests("amx")
+    if used != "amx":
+        pytest.skip("this machine has no AMX")
+    assert (amx, "avx512") == digests("avx512")

@@ -94,9 +94,7 @@ Activations Prepare(Call& call, const float* x, int64_t M, int64_t K, const floa
   float* normed = norm ? call.Scratch<float>(M * K) : nullptr;
   const Kernels& kernels = BestKernels();
   const int64_t room = Activations::Padded(M) * K;
-  if (codes && kernels.bf16) {
-    a.bf16 = call.Scratch<uint16_t>(room);
-  } else if (codes) {
+  if (codes) {
     a.codes = call.Scratch<int8_t>(room);
     a.scales = call.Scratch<float>(room / 32);
     a.sums = call.Scratch<float>(room / 32);

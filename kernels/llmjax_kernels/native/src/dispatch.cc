@@ -22,16 +22,13 @@ LLMJAX_TABLE(amx)
 namespace {
 
 #if defined(LLMJAX_HAS_amx)
-// Whether the processor has AMX with bfloat16, and vectors of float16 and to bfloat16; and the
-// kernel lets this process use the tile registers, which it must be asked for once.
+// Whether the processor has AMX for bytes, and the kernel lets this process use its registers:
+// it must be asked once.
 bool HasAmx() {
   unsigned a, b, c, d;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  constexpr unsigned kAmxBf16 = 1u << 22, kFp16 = 1u << 23, kAmxTile = 1u << 24;
-  constexpr unsigned kAll = kAmxBf16 | kFp16 | kAmxTile;
-  if ((d & kAll) != kAll) return false;
-  constexpr unsigned kBf16 = 1u << 5;
-  if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & kBf16)) return false;
+  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
+  if (!(d & kTile) || !(d & kInt8)) return false;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // of asm/prctl.h, xfeatures
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#if defined(__AMX_BF16__)
+#if defined(__AMX_INT8__)
 #include "amx.h"
 #endif
 #include "attention.h"
@@ -27,50 +27,40 @@ inline void EachRow(const Weight& w, const Activations& a, int64_t row, int64_t 
   }
 }
 
-// The same of tiles [tile, tile_end), at most kTilesAtOnce. Where rows begin, a block of 16 does.
-#if defined(__AMX_BF16__)
+// The same of tiles [tile, tile_end). `row` begins a block of 16.
+#if defined(__AMX_INT8__)
 constexpr int64_t kTilesAtOnce = kPair;
 
 template <typename Write>
-inline void EachProduct(const Weight& w, const Activations& a, int64_t row, int64_t row_end,
-                        int64_t tile, int64_t tile_end, const Write& write) {
-  if (!w.format.quantised()) {
-    for (; tile < tile_end; ++tile) EachRow(w, a, row, row_end, tile, write);
-    return;
+void EachProduct(const Weight& w, const Activations& a, int64_t row, int64_t row_end,
+                 int64_t tile, int64_t tile_end, const Write& write) {
+  const int64_t whole = row + (row_end - row) / Activations::kRows * Activations::kRows;
+  if (whole - row >= kFewestRows && w.format.quantised()) {
+    const PairFn multiply = ChooseQuantised<PairOf>(w.format);
+    const TileRegisters registers(w.format.group);
+    F32 products[kPair][kBlockRows];
+    for (; row < whole; row += kBlockRows) {
+      const int64_t rows = std::min(kBlockRows, whole - row);
+      for (int64_t first = tile; first < tile_end; first += kPair) {
+        const int64_t tiles = std::min<int64_t>(kPair, tile_end - first);
+        multiply(w, first, tiles, a, row, rows, products);
+        for (int64_t r = 0; r < rows; ++r)
+          for (int64_t t = 0; t < tiles; ++t) write(row + r, first + t, products[t][r]);
+      }
+    }
+    row = whole;
   }
-  const UnpackFn unpack = ChooseQuantised<UnpackOf>(w.format);
-  const int64_t tiles = tile_end - tile;
-  const float factor = Lower(w);
-  const auto done = [&](const float* sums, int64_t first, int64_t count) {
-    for (int64_t r = 0; r < count; ++r, sums += kPair * kLanes)
-      for (int64_t t = 0; t < tiles; ++t)
-        write(first + r, tile + t, Load<F32>(sums + t * kLanes) * factor);
-  };
-  for (; row < row_end; row += kBlockRows)
-    MultiplyPair(w, unpack, tile, tiles, a, row, std::min(kBlockRows, row_end - row), done);
+  for (; tile < tile_end; ++tile) EachRow(w, a, row, row_end, tile, write);
 }
-
-bool Supports(Format f) { return !f.quantised() || ChooseQuantised<UnpackOf>(f); }
-
-constexpr bool kBf16 = true;
-constexpr auto kQuantize = NarrowRow;
 #else
-struct TileRegisters {
-  ~TileRegisters() {}
-};
 constexpr int64_t kTilesAtOnce = 1;
-constexpr int64_t kBlockRows = 64;  // stay in a core's cache
+constexpr int64_t kBlockRows = 64;  // they stay in a core's cache
 
 template <typename Write>
-inline void EachProduct(const Weight& w, const Activations& a, int64_t row, int64_t row_end,
-                        int64_t tile, int64_t, const Write& write) {
-  EachRow(w, a, row, row_end, tile, write);
+void EachProduct(const Weight& w, const Activations& a, int64_t row, int64_t row_end,
+                 int64_t tile, int64_t tile_end, const Write& write) {
+  for (; tile < tile_end; ++tile) EachRow(w, a, row, row_end, tile, write);
 }
-
-bool Supports(Format f) { return Tile(f, 1) != nullptr; }
-
-constexpr bool kBf16 = false;
-constexpr auto kQuantize = QuantizeRow;
 #endif
 
 inline void StoreLanes(float* to, F32 v, int64_t lanes) {
@@ -97,9 +87,7 @@ void Matmul(const Weight& w, const Activations& a, int64_t row_begin, int64_t ro
       value = MulAdd(value, Splat(to.residual_scale), LoadLanes(to.residual + at, lanes));
     StoreLanes(to.out + at, value, lanes);
   };
-  const TileRegisters registers;
-  for (int64_t tile = tile_begin; tile < tile_end; tile += kTilesAtOnce)
-    EachProduct(w, a, row_begin, row_end, tile, std::min(tile_end, tile + kTilesAtOnce), write);
+  EachProduct(w, a, row_begin, row_end, tile_begin, tile_end, write);
 }
 
 inline F32 Gate(Activation kind, F32 x) {
@@ -116,6 +104,9 @@ inline F32 Gate(Activation kind, F32 x) {
   }
 }
 
+// Of `gate` before those of `up`, which find their products still in the cache.
+constexpr int64_t kTilesOfGate = 4 * kTilesAtOnce;
+
 void Gated(const Weight& gate, const Weight& up, const Activations& a, int64_t row_begin,
            int64_t row_end, int64_t tile_begin, int64_t tile_end, Activation activation,
            const float* gate_bias, const float* up_bias, float* out, int64_t stride) {
@@ -130,9 +121,8 @@ void Gated(const Weight& gate, const Weight& up, const Activations& a, int64_t r
     float* to = out + row * stride + n;
     StoreLanes(to, LoadLanes(to, lanes) * value, lanes);
   };
-  const TileRegisters registers;
-  for (int64_t tile = tile_begin; tile < tile_end; tile += kTilesAtOnce) {
-    const int64_t end = std::min(tile_end, tile + kTilesAtOnce);
+  for (int64_t tile = tile_begin; tile < tile_end; tile += kTilesOfGate) {
+    const int64_t end = std::min(tile_end, tile + kTilesOfGate);
     EachProduct(gate, a, row_begin, row_end, tile, end, write_gate);
     EachProduct(up, a, row_begin, row_end, tile, end, write_up);
   }
@@ -208,6 +198,8 @@ void Attend(const AttentionArgs& a, int64_t seq, int64_t begin, int64_t end, int
   }
 }
 
+bool Supports(Format f) { return Tile(f, 1) != nullptr; }
+
 #define LLMJAX_STR2(x) #x
 #define LLMJAX_STR(x) LLMJAX_STR2(x)
 #define LLMJAX_JOIN2(a, b) a##b
@@ -217,7 +209,7 @@ void Attend(const AttentionArgs& a, int64_t seq, int64_t begin, int64_t end, int
 
 extern const Kernels LLMJAX_JOIN(kKernels_, LLMJAX_ISA);
 const Kernels LLMJAX_JOIN(kKernels_, LLMJAX_ISA) = {
-    LLMJAX_STR(LLMJAX_ISA), kBf16, kBlockRows, kTilesAtOnce, RmsNormRow, kQuantize, Supports, Matmul,
+    LLMJAX_STR(LLMJAX_ISA), kBlockRows, kTilesAtOnce, RmsNormRow, QuantizeRow, Supports, Matmul,
     Gated, AttentionWrite, Attend, MergeParts, kSegment, Row,
     QuantiseTile,
 };

@@ -5,12 +5,11 @@
 
 #include "format.h"
 
-// Activations [M, K] as matmuls read them: float rows, or what quantised weights are multiplied
-// with: 8-bit codes in groups of 32, or bfloat16. There 16 rows lie together: the places of rows
-// that are computed at once differ by constants, and a matrix unit loads 32 inputs of theirs.
+// Activations [M, K] as matmuls read them: float rows, or 8-bit codes in groups of 32. Of those
+// 16 rows lie together: the places of rows that are computed at once differ by constants, and a
+// matrix unit loads a group of theirs as it is.
 struct Activations {
   const float* values;
-  uint16_t* bf16;      // [M / 16, K / 32, 16, 32]; or these:
   int8_t* codes;       // [M / 16, K / 32, 16, 32]
   float* scales;       // [M / 16, K / 32, 16]
   float* sums;         // [M / 16, K / 32, 16] of the codes
@@ -66,7 +65,6 @@ struct AttentionArgs {
 
 struct Kernels {
   const char* name;
-  bool bf16;               // what `quantize` writes: Activations::bf16, or the codes
   int64_t rows_of_piece;   // of a matmul that one thread best does at once
   int64_t tiles_at_once;   // a piece has a multiple of these
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* y);

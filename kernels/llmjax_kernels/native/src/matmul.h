@@ -141,11 +141,7 @@ template <int kRows>
 TileFn ChooseTile(Format f) {
   if (f.bits == 32) return FloatTile<32, kRows>;
   if (f.bits == 16) return FloatTile<16, kRows>;
-#if defined(__AMX_BF16__)
-  return nullptr;  // see amx.h
-#else
   return ChooseQuantised<TileOf<kRows>::template Choice>(f);
-#endif
 }
 
 inline TileFn Tile(Format f, int rows) {

@@ -28,22 +28,21 @@ int64_t PlainOps(int64_t rounds) {
 }
 
 #if defined(LLMJAX_HAS_amx)
-// Of bfloat16, which is what that table multiplies.
 int64_t AmxOps(int64_t rounds) {
   alignas(64) uint8_t config[64] = {1};  // palette; then bytes of each tile's rows, and rows
-  for (int tile = 0; tile < 8; ++tile) config[16 + 2 * tile] = 64, config[48 + tile] = 16;
-  uint16_t operand[16 * 32];
-  for (int i = 0; i < 16 * 32; ++i) operand[i] = uint16_t(0x3f80 + i * 37 % 128);  // 1 to 2
+  for (int tile = 0; tile < 6; ++tile) config[16 + 2 * tile] = 64, config[48 + tile] = 16;
+  int64_t operand[128];
+  for (int64_t& word : operand) word = kOperand;
   asm volatile("ldtilecfg %0" : : "m"(config));
   asm volatile(
       "tileloadd (%0,%1,1), %%tmm4\n\ttileloadd (%0,%1,1), %%tmm5"
       : : "r"(operand), "r"(int64_t(64)) : "memory");
   for (int64_t round = 0; round < rounds; ++round)
     asm volatile(
-        "tdpbf16ps %tmm5, %tmm4, %tmm0\n\ttdpbf16ps %tmm5, %tmm4, %tmm1\n\t"
-        "tdpbf16ps %tmm5, %tmm4, %tmm2\n\ttdpbf16ps %tmm5, %tmm4, %tmm3");
+        "tdpbssd %tmm5, %tmm4, %tmm0\n\ttdpbssd %tmm5, %tmm4, %tmm1\n\t"
+        "tdpbssd %tmm5, %tmm4, %tmm2\n\ttdpbssd %tmm5, %tmm4, %tmm3");
   asm volatile("tilerelease");
-  return rounds * 4 * 16 * 16 * 32 * 2;
+  return rounds * 4 * 16 * 16 * 64 * 2;
 }
 #endif
 
@@ -92,9 +91,9 @@ uint64_t llmjax_read(const uint8_t* data, int64_t bytes) {
   return total;
 }
 
-// Multiplies and adds by the best instruction that the kernels use; returns how many operations
-// it was, a product and a sum counting as two.
-int64_t llmjax_ops(int64_t rounds) {
+// Multiplies and adds bytes by the best instruction there is; returns how many operations it
+// was, a product and a sum counting as two.
+int64_t llmjax_int8_ops(int64_t rounds) {
 #if defined(__x86_64__)
   const char* isa = BestKernels().name;
 #if defined(LLMJAX_HAS_amx)
