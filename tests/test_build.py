@@ -65,6 +65,8 @@ def test_a_wheel_without_a_working_compiler(build, env, reason):
     assert reason in said
     names = zipfile.ZipFile(wheel).namelist()
     assert "llmjax_kernels/native/__init__.py" in names
+    page = {f"llmjax_serving/web/dashboard.{ending}" for ending in ("html", "css", "js")}
+    assert page <= set(names)
     assert LIBRARY not in names
 
 

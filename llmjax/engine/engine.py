@@ -177,8 +177,6 @@ class Engine:
         plan = self.scheduler.schedule()
         if plan is not None:
             scheduled = time.perf_counter()
-            if not self._in_flight:
-                self._last_collected = scheduled  # the engine was idle until now
             self._in_flight.append(self.runner.dispatch(plan))
             self.trace.dispatched(plan, began, scheduled, self.scheduler.num_preemptions)
             self._observe(plan)

@@ -55,7 +55,8 @@ def test_flags_carry_vllm_names_and_fill_the_configuration():
         *("--served-model-name", "s", "--seed", "1", "--block-size", "32"),
         *("--num-gpu-blocks-override", "99", "--chat-template", "t.jinja"),
         *("--max-logprobs", "5", "--token-buckets", "32,128", "--seq-buckets", "8"),
-        *("--page-buckets", "4,16", "--max-queue-len", "none"),
+        *("--page-buckets", "4,16", "--max-queue-len", "none", "--trace", "t.json"),
+        *("--metrics-alias", "vllm", "--log-stats-interval", "2.5"),
         *("--host", "::", "--port", "81", "--api-key", "k", "--shutdown-timeout", "1.5"),
     )
     config = EngineConfig.of(**engine_options(args))
@@ -65,7 +66,9 @@ def test_flags_carry_vllm_names_and_fill_the_configuration():
         scheduler=SchedulerConfig(8, 128, 0.2, False, 64, 48, 30.0, max_queue_len=None),
         compile=CompileConfig((32, 128), (8,), (4, 16)),
         max_logprobs=5,
+        trace="t.json",
     )
+    assert (args.metrics_alias, args.log_stats_interval) == ("vllm", 2.5)
     assert (args.host, args.port, args.api_key, args.shutdown_timeout) == ("::", 81, "k", 1.5)
 
 
