@@ -44,7 +44,7 @@ _CPU_STEP_TOKENS = 512
 """Larger steps gain no speed on a CPU and make everyone wait."""
 _CPU_MIXED_TOKENS = 128
 """A prompt token takes a CPU about half a millisecond, a step of decodes 20. Between tokens of 32
-chats at a time the 99th percentile was a third of that with 512, and throughput no lower."""
+chats at a time the 99th percentile was a third to a half of that with 512 (on a busy machine)."""
 
 
 @dataclass(frozen=True)
