@@ -12,33 +12,17 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
 
 from ..request import Sequence
 from .block_pool import BlockPool
 from .host_pool import HostPool
 from .layout import KVLayout
+from .matching import Match, Matcher
 from .page_store import CacheStats, PageStore, Transfer
-from .radix_tree import Node, common
+from .radix_tree import Node
 
 GONE = -1
 """In a block table: a page behind the window, given back."""
-
-
-class Match(NamedTuple):
-    """What of a waiting sequence is there already.
-
-    Attributes:
-        nodes: whole pages from its start.
-        source: the page whose first tokens come next, to be copied; or None.
-        num_tokens: in all.
-        owner: the sequence that is about to compute what comes next, if there is one.
-    """
-
-    nodes: list[Node]
-    source: Node | None
-    num_tokens: int
-    owner: Sequence | None = None
 
 
 @dataclass(slots=True)
@@ -89,6 +73,7 @@ class KVCache:
         self.enable_prefix_caching = enable_prefix_caching
         self.chunk = chunk
         self.store = PageStore(pool, host, on_empty=self._prune)
+        self._matcher = Matcher(layout, self.store, chunk)
         self.roots: dict[Hashable, Node] = {}
         self.ways: dict[Sequence, Way] = {}
         self.wanted: dict[Sequence, list[Node]] = {}
@@ -126,76 +111,13 @@ class KVCache:
         shared = sum(e.refs > 1 for node in way.path for e in node.entries)
         return sum(len(t) - t.count(GONE) for t in seq.block_tables) - shared
 
-    # What is there
-
     def match(self, seq: Sequence) -> Match:
         """What of a waiting sequence's tokens need not be computed. Takes nothing."""
-        size, tokens = self.layout.block_size, seq.tokens
-        limit = _reusable(seq)
-        node = self._root(seq)
-        path: list[Node] = []
-        owner: Sequence | None = None
-        for end in range(size, limit + 1, size):
-            child = node.child(tuple(tokens[end - size : end]))
-            if child is None or child.owner is not None:
-                owner = child.owner if child is not None else None
-                break
-            path.append(child)
-            node = child
-        usable = self._usable(path)
-        if usable < len(path):
-            return Match(path[:usable], None, usable * size)
-        start = len(path) * size
-        whole = Match(path, None, start, owner)
-        if owner is not None or start >= limit:
-            return whole
-        source, count, owner = self._branch(node, tokens[start : min(limit, start + size)])
-        if source is None:
-            return whole._replace(owner=owner)
-        # It must stay until it is copied, and others' pages come first.
-        room = self.num_available - self.needed(seq, whole)
-        if sum(not e.refs and e.page is not None for e in source.entries) > room:
-            return whole
-        return Match(path, source, start + count)
-
-    def _usable(self, path: list[Node]) -> int:
-        """How many of these nodes can be had in all groups that a next token reads."""
-        size, best = self.layout.block_size, 0
-        runs = [0] * self.layout.num_groups
-        for i, node in enumerate(path, 1):
-            for group, entry in enumerate(node.entries):
-                runs[group] = runs[group] + 1 if self.store.is_there(entry) else 0
-            firsts = (self.layout.first_block(g, i * size) for g in range(len(runs)))
-            if all(run >= i - first for run, first in zip(runs, firsts, strict=True)):
-                best = i
-        return best
-
-    def _branch(self, node: Node, rest: list[int]) -> tuple[Node | None, int, Sequence | None]:
-        """The child that goes on longest like `rest`, and how long; or who is to compute it."""
-        least = max(1, self.layout.block_size // 8)  # a copy takes longer than a token or two
-        best, most = None, least - 1
-        for child in node.branches(rest[0]):
-            if (count := common(child.tokens, rest)) <= most:
-                continue
-            if child.owner is not None:
-                if count == len(rest):
-                    return None, 0, child.owner
-            elif all(map(self.store.is_there, child.entries)):
-                best, most = child, count
-        return best, most if best else 0, None
+        return self._matcher.match(self._root(seq), seq)
 
     def needed(self, seq: Sequence, match: Match) -> int:
         """Available pages that admission takes."""
-        layout, total = self.layout, self.layout.num_blocks(len(seq.tokens))
-        blocks, pages = len(match.nodes), 0
-        for group, window in enumerate(layout.windows):
-            more = total - blocks
-            if window is not None:
-                more = min(more, layout.num_blocks(self.chunk) + 1)
-            first = layout.first_block(group, match.num_tokens)
-            entries = (node.entries[group] for node in match.nodes[first:])
-            pages += more + sum(not entry.refs for entry in entries)
-        return pages
+        return self._matcher.needed(seq, match)
 
     # A sequence's way
 
@@ -462,12 +384,3 @@ class KVCache:
             self._fill(seq, node, at // size)
             nodes.append(node)
         return nodes
-
-
-def _reusable(seq: Sequence) -> int:
-    """Tokens that a match may cover: not the last, whose logits are wanted; nor those that
-    the log-probabilities of the prompt still need."""
-    limit = len(seq.tokens) - 1
-    if seq.request.params.prompt_logprobs is not None and not seq.index:
-        limit = min(limit, seq.num_prompt_logprobs)
-    return limit
