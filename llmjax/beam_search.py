@@ -89,6 +89,7 @@ class BeamSearch:
         self._most = min(params.max_tokens, max_len - len(self._prompt))
         self._live = [Beam()]
         self._done: list[Beam] = []
+        self._num_cached: int | None = None
 
     @property
     def prompts(self) -> list[list[int]]:
@@ -112,6 +113,36 @@ class BeamSearch:
             self._done += self._live
             self._live = []
 
+    def take(self, outputs: Sequence[RequestOutput]) -> None:
+        """Goes on by what requests for `prompts` with the parameters of a step have given."""
+        if self._num_cached is None:
+            self._num_cached = outputs[0].num_cached_tokens
+        rows = ((output.outputs[0].logprobs or [{}])[0] for output in outputs)
+        self.advance({token: entry.logprob for token, entry in row.items()} for row in rows)
+
+    def output(
+        self, request_id: str, prompt: str | None, decode: Callable[[Sequence[int]], str]
+    ) -> RequestOutput:
+        """What the search has found; the end of a sequence is not part of the text."""
+        choices = [
+            CompletionOutput(
+                index=i,
+                text=decode(beam.token_ids[:-1] if beam.is_done else beam.token_ids),
+                token_ids=list(beam.token_ids),
+                finish_reason="stop" if beam.is_done else "length",
+                cumulative_logprob=beam.logprob,
+            )
+            for i, beam in enumerate(self.best())
+        ]
+        return RequestOutput(
+            request_id,
+            prompt,
+            self._prompt,
+            choices,
+            finished=True,
+            num_cached_tokens=self._num_cached or 0,
+        )
+
     def best(self) -> list[Beam]:
         """The best completions once the search has ended, best first."""
         return sorted(self._done, key=lambda beam: -self.score(beam))[: self._params.beam_width]
@@ -120,25 +151,3 @@ class BeamSearch:
         # Counted with the prompt and without the end, as vLLM does.
         length = len(self._prompt) + len(beam.token_ids) - beam.is_done
         return beam.logprob / max(length, 1) ** self._params.length_penalty
-
-
-def top_logprobs(output: RequestOutput) -> dict[int, float]:
-    """The likeliest next tokens by a step's request, and their log-probabilities."""
-    (row,) = output.outputs[0].logprobs or ({},)
-    return {token: entry.logprob for token, entry in row.items()}
-
-
-def completions(
-    search: BeamSearch, decode: Callable[[Sequence[int]], str]
-) -> list[CompletionOutput]:
-    """What a search has found, as choices; the end of a sequence is not part of the text."""
-    return [
-        CompletionOutput(
-            index=i,
-            text=decode(beam.token_ids[:-1] if beam.is_done else beam.token_ids),
-            token_ids=list(beam.token_ids),
-            finish_reason="stop" if beam.is_done else "length",
-            cumulative_logprob=beam.logprob,
-        )
-        for i, beam in enumerate(search.best())
-    ]

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from numbers import Integral
 from typing import Any, Self, TypeVar
 
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from tqdm.auto import tqdm
 
-from .beam_search import BeamSearch, BeamSearchParams, completions, top_logprobs
+from .beam_search import BeamSearch, BeamSearchParams
 from .checks import shown
 from .config import EngineConfig
 from .engine.engine import Engine
@@ -226,28 +227,16 @@ class LLM:
         encoded = [self._encode(p) for p in _batch(prompts)]
         eos, longest = self.tokenizer.eos_token_ids, self.engine.max_model_len
         searches = [BeamSearch(ids, params, eos, longest) for _, ids in encoded]
-        cached = [0] * len(searches)
-        while contexts := [(i, ids) for i, s in enumerate(searches) for ids in s.prompts]:
-            step: list[tuple[str | None, list[int]]] = [(None, ids) for _, ids in contexts]
-            tops: list[list[dict[int, float]]] = [[] for _ in searches]
-            for (i, ids), output in zip(
-                contexts, self._run(step, params.step, False, None, None), strict=True
-            ):
-                tops[i].append(top_logprobs(output))
-                if ids == encoded[i][1]:
-                    cached[i] = output.num_cached_tokens
-            for search, top in zip(searches, tops, strict=True):
-                search.advance(top)
+        while contexts := [ids for search in searches for ids in search.prompts]:
+            step: list[tuple[str | None, list[int]]] = [(None, ids) for ids in contexts]
+            outputs = iter(self._run(step, params.step, False, None, None))
+            for search in searches:
+                if part := list(islice(outputs, len(search.prompts))):
+                    search.take(part)
+        decode = self.tokenizer.decode
         return [
-            RequestOutput(
-                request_id=str(next(self._ids)),
-                prompt=prompt,
-                prompt_token_ids=ids,
-                outputs=completions(search, self.tokenizer.decode),
-                finished=True,
-                num_cached_tokens=count,
-            )
-            for (prompt, ids), search, count in zip(encoded, searches, cached, strict=True)
+            search.output(str(next(self._ids)), prompt, decode)
+            for (prompt, _), search in zip(encoded, searches, strict=True)
         ]
 
     def forward(

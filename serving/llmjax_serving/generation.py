@@ -9,7 +9,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmjax.beam_search import BeamSearch, BeamSearchParams, completions, top_logprobs
+from llmjax.beam_search import BeamSearch, BeamSearchParams
 from llmjax.errors import InvalidRequestError, QueueFullError
 from llmjax.metrics import Metrics
 from llmjax.request import RequestOptions, RequestOutput, SamplingParams
@@ -96,25 +96,16 @@ async def search_beams(engine: AsyncEngine, job: Job) -> AsyncGenerator[RequestO
     """Yields all completions at once, at the end."""
     assert job.beam is not None
     eos, longest = engine.tokenizer.eos_token_ids, engine.max_model_len
-    search, cached = BeamSearch(job.token_ids, job.beam, eos, longest), None
+    search = BeamSearch(job.token_ids, job.beam, eos, longest)
     while prompts := search.prompts:
         jobs = [Job(job.request_id, ids, job.beam.step, job.options) for ids in prompts]
         steps = [asyncio.ensure_future(whole(generate(engine, step))) for step in jobs]
         try:
-            outputs = await asyncio.gather(*steps)
+            search.take(await asyncio.gather(*steps))
         finally:
             for step in steps:
                 step.cancel()
-        cached = outputs[0].num_cached_tokens if cached is None else cached
-        search.advance(map(top_logprobs, outputs))
-    yield RequestOutput(
-        request_id=job.request_id,
-        prompt=job.text,
-        prompt_token_ids=job.token_ids,
-        outputs=completions(search, engine.tokenizer.decode),
-        finished=True,
-        num_cached_tokens=cached or 0,
-    )
+    yield search.output(job.request_id, job.text, engine.tokenizer.decode)
 
 
 async def whole(stream: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
