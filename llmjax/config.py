@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -13,6 +14,10 @@ KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2"
 POLICIES = ("fcfs", "priority", "lpm")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8", "int4")
+PREFILL_ADDRESS = re.compile(
+    r"memory|shm://(?P<name>[\w.-]{1,80})|tcp://(?P<host>[^:/\[\]]+|\[[^\]]+\]):(?P<port>\d{1,5})"
+)
+"""Where a prefill worker is."""
 
 
 def _require(ok: bool, message: str) -> None:
@@ -249,11 +254,52 @@ class CompileConfig:
             _require(bool(ok), f"{name} is {values}, allowed: distinct positive integers")
 
 
+@dataclass(frozen=True)
+class PrefillConfig:
+    """Prompts computed elsewhere, while this engine decodes.
+
+    Attributes:
+        prefill_from: workers that compute prompts and hand over their keys and values:
+            "tcp://HOST:PORT" or "shm://NAME" of `llmjax prefill`, or "memory", a second engine
+            in this process, for which the KV pool is halved. Of several the least loaded is
+            asked. What does not come back in time is computed here.
+        prefill_min_tokens: prompts of which fewer tokens are not cached are computed here.
+        prefill_timeout: seconds from a request's arrival until its prompt is computed here.
+    """
+
+    prefill_from: tuple[str, ...] | None = None
+    prefill_min_tokens: int = 256
+    prefill_timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.prefill_from, str):
+            object.__setattr__(self, "prefill_from", tuple(self.prefill_from.split(",")))
+        check_types(self)
+        given = self.prefill_from or ()
+        for address in given:
+            _require(
+                PREFILL_ADDRESS.fullmatch(address) is not None,
+                f"prefill_from is {address!r}, allowed: tcp://HOST:PORT, shm://NAME or memory",
+            )
+        _require(
+            len(set(given)) == len(given), f"prefill_from is {given}, allowed: each address once"
+        )
+        _require(
+            self.prefill_min_tokens >= 1,
+            f"prefill_min_tokens is {self.prefill_min_tokens}, allowed: 1 or more",
+        )
+        _require(
+            0 < self.prefill_timeout <= 1e6,
+            f"prefill_timeout is {self.prefill_timeout}, allowed: above 0 up to 1e6, in seconds",
+        )
+
+
 PARTS: dict[str, Any] = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
     "compile": CompileConfig,
+    "prefill": PrefillConfig,
 }
 """What an EngineConfig is made of, by its field."""
 
@@ -272,6 +318,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     compile: CompileConfig = field(default_factory=CompileConfig)
+    prefill: PrefillConfig = field(default_factory=PrefillConfig)
     max_logprobs: int = 20
     threads: int | None = None
     trace: str | None = None

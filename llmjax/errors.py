@@ -61,6 +61,26 @@ class ShutdownError(LlmjaxError):
     """The engine was shut down on purpose, or is about to be: nothing more is served."""
 
 
+class TransferError(LlmjaxError):
+    """What came over a connection to a prefill worker, or to one's engine, makes no sense."""
+
+
+class PrefillMismatchError(TransferError):
+    """A prefill worker and an engine run different models, or keep pages in different ways.
+
+    Args:
+        who: the other side.
+        name: what differs; `ours` and `theirs` are its values.
+    """
+
+    def __init__(self, who: str, name: str, ours: object, theirs: object):
+        self.name, self.ours, self.theirs = name, ours, theirs
+        super().__init__(
+            f"{name}: {who} has {theirs!r}, and this engine {ours!r}, allowed: the same, or pages "
+            "of one are of no use to the other"
+        )
+
+
 class UnexpectedCompileError(LlmjaxError, RuntimeError):
     """The hot path compiled a program after warm-up (raised only under the compile guard)."""
 

@@ -76,6 +76,15 @@ class Metrics:
         self.e2e_latency = self._histogram(
             "e2e_request_latency_seconds", "Time from arrival to the end.", LATENCY
         )
+        self.prefill_jobs = self._counter("prefill_jobs", "Prompts sent to prefill workers.")
+        self.prefill_failures = self._counter(
+            "prefill_jobs_failed", "Prompts computed here although they were held for a worker."
+        )
+        self.prefill_pages = self._counter("prefill_pages", "KV pages from prefill workers.")
+        self.prefill_bytes = self._counter("prefill_bytes", "Bytes of KV pages from workers.")
+        self.prefill_handover = self._histogram(
+            "prefill_handover_seconds", "Time from arrival until a worker's pages came.", LATENCY
+        )
         self.request_prompt_tokens = self._histogram(
             "request_prompt_tokens", "Prompt tokens of a request.", TOKENS
         )

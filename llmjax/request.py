@@ -238,6 +238,8 @@ class Sequence:
         block_tables: of each group of layers, page ids in order of position; -1 where a page
             lies behind the window.
         num_cached_tokens: of the prompt, those that the cache had.
+        is_held: it cannot begin, as its prompt's pages are to come from a prefill worker.
+        num_brought: tokens of its prompt that a worker has computed for it.
         slot: row of the device's per-sequence state while running, else -1.
         in_flight: steps dispatched that include this sequence and are not committed.
         started: when it first ran (`time.monotonic`).
@@ -254,6 +256,8 @@ class Sequence:
     num_computed: int = 0
     block_tables: list[list[int]] = field(default_factory=list)
     num_cached_tokens: int = 0
+    is_held: bool = False
+    num_brought: int = 0
     slot: int = -1
     in_flight: int = 0
     num_preemptions: int = 0

@@ -52,6 +52,7 @@ class HostPool:
 
     Attributes:
         num_saved, num_loaded: pages moved so far.
+        num_brought: pages of other engines that came so far.
         on_drop: called with the node of an entry that had to leave.
     """
 
@@ -61,9 +62,11 @@ class HostPool:
         self.costs = costs
         self.num_saved = 0
         self.num_loaded = 0
+        self.num_brought = 0
         self.on_drop: Callable[[Node], None] = lambda node: None
         self._free = list(range(num_slots - 1, -1, -1))
-        self._entries: OrderedDict[Entry, None] = OrderedDict()
+        # Of each, whether another engine has computed it.
+        self._entries: OrderedDict[Entry, bool] = OrderedDict()
 
     @classmethod
     def sized(
@@ -77,18 +80,29 @@ class HostPool:
     def num_used(self) -> int:
         return self.num_slots - len(self._free)
 
-    def take(self, entry: Entry) -> bool:
+    @property
+    def num_to_be_had(self) -> int:
+        """Slots for what is wanted: free, or of pages that are not."""
+        return len(self._free) + sum(_is_unwanted(entry) for entry in self._entries)
+
+    def is_brought(self, entry: Entry) -> bool:
+        """Whether another engine has computed what its slot holds: so that it need not be
+        computed here, however fast that were."""
+        return self._entries.get(entry, False)
+
+    def take(self, entry: Entry, *, is_brought: bool = False) -> bool:
         """Gives an entry a slot, at the cost of the one saved longest ago; or not."""
         is_wanted = entry.node.waiters > 0
         while not self._free or (not is_wanted and self.num_used >= self.num_cached):
-            unwanted = next((e for e in self._entries if not (e.refs or e.node.waiters)), None)
+            unwanted = next(filter(_is_unwanted, self._entries), None)
             if unwanted is None:
                 return False
             self.drop(unwanted)
             self.on_drop(unwanted.node)
         entry.slot = self._free.pop()
-        self._entries[entry] = None
-        self.num_saved += 1
+        self._entries[entry] = is_brought
+        self.num_brought += is_brought
+        self.num_saved += not is_brought
         return True
 
     def drop(self, entry: Entry) -> None:
@@ -97,3 +111,7 @@ class HostPool:
         del self._entries[entry]
         self._free.append(entry.slot)
         entry.slot = None
+
+
+def _is_unwanted(entry: Entry) -> bool:
+    return not (entry.refs or entry.node.waiters)

@@ -72,7 +72,7 @@ class KVCache:
         self.layout = layout
         self.enable_prefix_caching = enable_prefix_caching
         self.chunk = chunk
-        self.store = PageStore(pool, host, on_empty=self._prune)
+        self.store = PageStore(pool, host, on_empty=self.prune)
         self._matcher = Matcher(layout, self.store, chunk)
         self.roots: dict[Hashable, Node] = {}
         self.ways: dict[Sequence, Way] = {}
@@ -83,6 +83,10 @@ class KVCache:
     @property
     def pool(self) -> BlockPool:
         return self.store.pool
+
+    @property
+    def host(self) -> HostPool | None:
+        return self.store.host
 
     @property
     def stats(self) -> CacheStats:
@@ -113,7 +117,7 @@ class KVCache:
 
     def match(self, seq: Sequence) -> Match:
         """What of a waiting sequence's tokens need not be computed. Takes nothing."""
-        return self._matcher.match(self._root(seq), seq)
+        return self._matcher.match(self.root_of(seq), seq)
 
     def needed(self, seq: Sequence, match: Match) -> int:
         """Available pages that admission takes."""
@@ -130,9 +134,9 @@ class KVCache:
         if self.needed(seq, match) > self.num_available:
             return False
         layout, store, start = self.layout, self.store, match.num_tokens
-        self._unwant(seq)
+        self.unwant(seq)
         firsts = [layout.first_block(group, start) for group in range(layout.num_groups)]
-        way = Way(self._root(seq), list(match.nodes), len(match.nodes), firsts)
+        way = Way(self.root_of(seq), list(match.nodes), len(match.nodes), firsts)
         for node in (way.root, *way.path):
             node.holders += 1
             node.hits += not seq.num_preemptions
@@ -156,12 +160,12 @@ class KVCache:
             store.copy(entry, table[start // layout.block_size])
             store.drop(entry)
         if match.source is not None:
-            self._prune(match.source)
+            self.prune(match.source)
         seq.num_computed = start
         if not seq.num_preemptions:
-            seq.num_cached_tokens = start
+            seq.num_cached_tokens = max(0, start - seq.num_brought)
             self.stats.queried += len(seq.tokens)
-            self.stats.hit += start
+            self.stats.hit += seq.num_cached_tokens
         return True
 
     def extend(self, seq: Sequence, start: int, end: int) -> bool:
@@ -214,9 +218,7 @@ class KVCache:
         for node in (way.root, *way.path):
             node.holders -= 1
         if wants_back:
-            for node in nodes:
-                node.waiters += 1
-            self.wanted[seq] = nodes
+            self.want(seq, nodes)
         tables, seq.block_tables = seq.block_tables, []
         # The last page goes first when room is needed.
         for i in range(max(map(len, tables), default=0) - 1, -1, -1):
@@ -229,7 +231,7 @@ class KVCache:
                 else:
                     self.pool.free([table[i]])
         for node in (*reversed(nodes), way.root):
-            self._prune(node)
+            self.prune(node)
 
     def forget(self, seq: Sequence, *, is_last: bool) -> None:
         """A sequence has ended, and holds nothing any more.
@@ -237,7 +239,7 @@ class KVCache:
         Args:
             is_last: of its request.
         """
-        self._unwant(seq)
+        self.unwant(seq)
         if is_last and not self.enable_prefix_caching:
             self._clear(self.roots.pop(self._key(seq), None))
 
@@ -245,6 +247,16 @@ class KVCache:
         """Forgets all that nobody holds."""
         for root in list(self.roots.values()):
             self._clear(root)
+
+    def want(self, seq: Sequence, nodes: list[Node]) -> None:
+        """A waiting sequence will want these: what they hold goes after all else."""
+        for node in nodes:
+            node.waiters += 1
+        self.wanted[seq] = nodes
+
+    def unwant(self, seq: Sequence) -> None:
+        for node in self.wanted.pop(seq, ()):
+            node.waiters -= 1
 
     def take_transfers(self) -> list[Transfer]:
         """What the device is to copy before its next step, in this order."""
@@ -256,13 +268,15 @@ class KVCache:
     def _key(self, seq: Sequence) -> Hashable:
         return seq.request.kv_key if self.enable_prefix_caching else seq.request.id
 
-    def _root(self, seq: Sequence) -> Node:
+    def root_of(self, seq: Sequence) -> Node:
+        """Where the tree of all begins that may share pages with this sequence."""
         key = self._key(seq)
         if key not in self.roots:
             self.roots[key] = Node(None, (key,), self.layout.num_groups)
         return self.roots[key]
 
-    def _prune(self, node: Node) -> None:
+    def prune(self, node: Node) -> None:
+        """Takes a node, and those above it, out of the tree where nothing needs them."""
         top = node.prune()
         if top.parent is None and not top.is_of_use:
             self.roots.pop(top.tokens[0], None)
@@ -276,11 +290,7 @@ class KVCache:
         for node in reversed(nodes):
             assert node.parent is not None
             if node.parent.child(node.tokens) is node:  # else it went with one below it
-                self._prune(node)
-
-    def _unwant(self, seq: Sequence) -> None:
-        for node in self.wanted.pop(seq, ()):
-            node.waiters -= 1
+                self.prune(node)
 
     def _tell_recomputed(self, seq: Sequence, node: Node | None, start: int) -> None:
         """What a sequence computes from `start` on although host memory has it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .block_pool import BlockPool
 from .host_pool import HostPool
@@ -37,7 +37,18 @@ class Load(NamedTuple):
     page: int
 
 
-Transfer = Copy | Save | Load
+class Bring(NamedTuple):
+    """What another engine has computed to a slot.
+
+    Attributes:
+        contents: of a page, one array for each of the device's pools.
+    """
+
+    slot: int
+    contents: Any
+
+
+Transfer = Copy | Save | Load | Bring
 
 
 class Decision(NamedTuple):
@@ -108,6 +119,8 @@ class PageStore:
         """Whether its page need not be computed."""
         if entry.page is not None or entry.slot is None or self.host is None:
             return entry.page is not None
+        if self.host.is_brought(entry):
+            return True
         return self.host.costs.worth_loading(len(entry.node.entries), len(entry.node.tokens))
 
     def hold(self, entry: Entry) -> None:
@@ -148,6 +161,8 @@ class PageStore:
         costs = self.host.costs.of_loading(*size)
         apart = choice == "recompute" and costs[0] < costs[1]
         reason = "what comes before it is gone" if apart else _compared(*costs)
+        if choice == "load" and any(map(self.host.is_brought, node.entries)):
+            reason = "a prefill worker has computed it"
         return Decision(choice, *size, *costs, 1.0, reason)
 
     def copy(self, entry: Entry, page: int) -> None:

@@ -18,9 +18,10 @@ from ..errors import EngineDeadError, LlmjaxError, ShutdownError
 from ..metrics import Metrics
 from ..request import Request, RequestOptions, RequestOutput, SamplingParams, SequenceDelta
 from ..tokenizer import Tokenizer
-from .engine import Engine, EngineStats
+from .engine import Engine
 from .outputs import OutputProcessor
 from .snapshot import take_snapshot
+from .stats import EngineStats
 
 log = logging.getLogger(__name__)
 
@@ -189,6 +190,7 @@ class AsyncEngine:
         with self._wake:
             self._stopping = True
             self._wake.notify()
+        self.engine.wake()
         # Whoever stops the engine may end the process next.
         self.engine.trace.flush()
 
@@ -241,6 +243,7 @@ class AsyncEngine:
         with self._wake:
             self._inbox.append(message)
             self._wake.notify()
+        self.engine.wake()
 
     def _run(self) -> None:
         try:
@@ -267,7 +270,8 @@ class AsyncEngine:
     def _step(self) -> None:
         before = self.engine.num_steps
         self._publish(self.engine.step())
-        if self.engine.num_steps != before:
+        # While all wait for prefill workers there is an end to it, by `prefill_timeout`.
+        if self.engine.num_steps != before or self.engine.awaits_pages:
             self._progress = time.monotonic()
 
     def _handle(self, message: _Message) -> None:

@@ -6,7 +6,6 @@ import logging
 import random
 import time
 from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -30,16 +29,21 @@ from ..tokenizer import compile_template
 from .buckets import Bucket, Buckets
 from .compile import enable_persistent_cache
 from .context import fit_context, most_chunk
+from .handover import Handover
 from .memory import count_pages, page_bytes
 from .pace import Pace
+from .prefill_worker import make_handover
 from .runner import InFlight, Runner
 from .scheduler import Plan, Scheduler
+from .stats import EngineStats
 from .trace import make_trace
 
 log = logging.getLogger(__name__)
 
 _TIMED_TOKENS = 64
 """Smaller steps say little of what a prompt's token takes."""
+_WAIT_SECONDS = 0.05
+"""Of a step that has nothing to do but to wait for a prefill worker: deadlines go on meanwhile."""
 _CPU_STEP_TOKENS = 512
 """Larger steps gain no speed on a CPU and make everyone wait."""
 _CPU_MIXED_TOKENS = 128
@@ -47,58 +51,30 @@ _CPU_MIXED_TOKENS = 128
 chats at a time the 99th percentile was a third to a half of that with 512 (on a busy machine)."""
 
 
-@dataclass(frozen=True)
-class EngineStats:
-    """A moment of the engine, for metrics.
-
-    Attributes:
-        pages_used, pages_cached, pages_free: held by sequences; remembered and to be had
-            again; empty.
-        prefix_queries, prefix_hits: tokens of sequences admitted, and those of them that the
-            prefix cache had.
-        pages_saved, pages_loaded: moved to host memory, and back.
-        host_pages, host_pages_used: that host memory has room for, and that it holds.
-        page_bytes: of a page, in all layers.
-    """
-
-    num_running: int
-    num_waiting: int
-    pages_used: int
-    pages_cached: int
-    pages_free: int
-    prefix_queries: int
-    prefix_hits: int
-    pages_saved: int
-    pages_loaded: int
-    host_pages: int
-    host_pages_used: int
-    page_bytes: int
-    num_preemptions: int
-    padded_tokens: int
-    bucket_tokens: int
-
-
 class Engine:
     """Runs requests, given as token ids, to their ends. One thread at a time may use it.
 
     Args:
         config: what to load and how to run it.
+        model: where it is loaded already.
 
     Attributes:
+        handover: holds requests whose prompts prefill workers compute, where there are any.
         num_steps: steps that have been committed, so far.
 
     Raises:
         ModelLoadError: the model cannot be found or loaded.
         ConfigError: it does not fit the machine, or values contradict each other.
+        PrefillMismatchError: a prefill worker's pages are of no use here.
     """
 
-    def __init__(self, config: EngineConfig):
+    def __init__(self, config: EngineConfig, model: LoadedModel | None = None):
         enable_persistent_cache(config.compile.compilation_cache_dir)
         self.config = config
         self.trace = make_trace(config.trace, f"llmjax {config.model.name}")
         self.metrics = Metrics(config.model.name)
         template = _template_text(config.model.chat_template)
-        self.model: LoadedModel = load_model(
+        self.model: LoadedModel = model or load_model(
             resolve_model(config.model.model),
             dtype=config.model.dtype,
             quantization=config.model.quantization,
@@ -148,6 +124,12 @@ class Engine:
         self._last_collected: float | None = None
         self._in_flight: deque[InFlight] = deque()
         self.num_steps = 0
+        self.handover: Handover | None = None
+        try:
+            self.handover = make_handover(self)
+        except BaseException:
+            self.close()
+            raise
         log.info("step programs:\n%s", self.buckets.table())
 
     def add(self, request: Request) -> None:
@@ -163,17 +145,25 @@ class Engine:
         seed = request.params.seed
         if seed is None:
             seed = self._default_seed.getrandbits(63)
-        for index in range(request.params.n):
-            tokens = list(request.prompt_token_ids)
-            self.scheduler.add(Sequence(request, index, seed + index, tokens))
+        choices = [
+            Sequence(request, index, seed + index, list(request.prompt_token_ids))
+            for index in range(request.params.n)
+        ]
+        for seq in choices:
+            self.scheduler.add(seq)
+        if self.handover is not None:
+            self.handover.consider(choices)
 
     def step(self) -> list[SequenceDelta]:
         """Dispatches the next step if there is one, and commits the one before it.
 
-        Requests that are late are ended first.
+        Requests that are late are ended first. Where all wait for prefill workers, so does this,
+        but not for long.
         """
         began = time.perf_counter()
         expired = self.scheduler.expire()
+        if self.handover is not None:
+            self.handover.poll()
         plan = self.scheduler.schedule()
         if plan is not None:
             scheduled = time.perf_counter()
@@ -181,6 +171,8 @@ class Engine:
             self.trace.dispatched(plan, began, scheduled, self.scheduler.num_preemptions)
             self._observe(plan)
         if not self._in_flight or (plan is not None and len(self._in_flight) == 1):
+            if self.handover is not None and self.awaits_pages and not expired:
+                self.handover.wait(_WAIT_SECONDS)
             return expired
         step, began = self._in_flight.popleft(), time.perf_counter()
         result = self.runner.collect(step)
@@ -196,32 +188,29 @@ class Engine:
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceDelta]:
         """Ends a request, or one choice of it, at once; unknown ids are ignored."""
-        return self.scheduler.abort(request_id, index)
+        deltas = self.scheduler.abort(request_id, index)
+        if self.handover is not None:
+            self.handover.drop_ended()
+        return deltas
 
     @property
     def has_work(self) -> bool:
         """Whether any request has not ended or any step has not been committed."""
         return bool(self._in_flight) or self.scheduler.has_work
 
+    @property
+    def awaits_pages(self) -> bool:
+        """Whether nothing goes on until a prefill worker has answered, or is late."""
+        held = self.handover.num_held if self.handover is not None else 0
+        return bool(held) and not (self._in_flight or self.scheduler.num_running)
+
+    def wake(self) -> None:
+        """Ends the wait of a step, as there is something new to do. Any thread may call it."""
+        if self.handover is not None:
+            self.handover.news.set()
+
     def stats(self) -> EngineStats:
-        s = self.scheduler
-        return EngineStats(
-            num_running=s.num_running,
-            num_waiting=s.num_waiting,
-            pages_used=self.cache.num_used,
-            pages_cached=self.cache.num_cached,
-            pages_free=self.cache.pool.num_free,
-            prefix_queries=self.cache.stats.queried,
-            prefix_hits=self.cache.stats.hit,
-            pages_saved=self.host.num_saved if self.host is not None else 0,
-            pages_loaded=self.host.num_loaded if self.host is not None else 0,
-            host_pages=self.host.num_slots if self.host is not None else 0,
-            host_pages_used=self.host.num_used if self.host is not None else 0,
-            page_bytes=self.page_bytes,
-            num_preemptions=s.num_preemptions,
-            padded_tokens=s.padded_tokens,
-            bucket_tokens=s.bucket_tokens,
-        )
+        return EngineStats.of(self)
 
     def describe(self) -> str:
         """What was loaded and how much memory it takes, for people."""
@@ -242,7 +231,9 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Stops the compilation that goes on behind, and ends the trace."""
+        """Stops the compilation that goes on behind, lets go of workers, and ends the trace."""
+        if self.handover is not None:
+            self.handover.close()
         self.runner.programs.close()
         self.trace.close()
 
@@ -362,6 +353,9 @@ class Engine:
             weight_bytes=self.model.weight_bytes,
             format=self.kv_format,
         )
+        if "memory" in (self.config.prefill.prefill_from or ()):
+            # The second engine takes as many.
+            pages = pages if cache.num_gpu_blocks_override else pages // 2
         size = page_bytes(model, layout, self.kv_format)
         log.info("KV pool: %d pages, %.2f GiB", pages, pages * size / 2**30)
         length = fit_context(asked, own, pages, layout, scheduler)

@@ -29,6 +29,7 @@ class Lives:
         max_len: tokens at which each live sequence ends with "length".
         free_slots: rows of the device's per-sequence state.
         num_preemptions: times a sequence was preempted, so far.
+        on_end: called with each sequence that has ended, before its pages are let go.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Lives:
         self.max_model_len = max_model_len
         self.clock = clock
         self.num_preemptions = 0
+        self.on_end: Callable[[Sequence], None] | None = None
         self.running: dict[Sequence, None] = {}
         self.waiting = WaitingQueue(
             by_priority=config.scheduling_policy == "priority",
@@ -182,6 +184,8 @@ class Lives:
         self.leaving.pop(seq, None)
         self.fresh.discard(seq)
         has_ended = seq.status is Status.FINISHED
+        if has_ended and self.on_end is not None:
+            self.on_end(seq)
         self.cache.release(seq, wants_back=not has_ended)
         if seq.slot >= 0:
             self.free_slots.append(seq.slot)
@@ -206,6 +210,7 @@ class Lives:
         live = [seq for choices in self._requests.values() for seq in choices.values()]
         size, forecast = self.cache.layout.block_size, self.admission.forecast
         accounts = {
+            "held": not any(s.is_held for s in holders),
             "slots": sorted(slots) == list(range(self.config.max_num_seqs)),
             "waiting without pages": not any(s.block_tables or s.slot >= 0 for s in empty),
             "rows in flight": all(s.in_flight == rows[s] for s in [*live, *holders, *rows]),

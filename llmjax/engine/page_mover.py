@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from itertools import groupby, islice
 from typing import Any
 
@@ -15,7 +16,7 @@ from jaxtyping import Array
 
 from llmjax_kernels.layout import PagedKV
 
-from ..cache.page_store import Copy, Load, Save, Transfer
+from ..cache.page_store import Bring, Copy, Load, Save, Transfer
 
 Pools = tuple[PagedKV, ...]
 
@@ -37,16 +38,28 @@ class PageMover:
 
     def __init__(self, pools: Pools, *, axis: int, num_slots: int):
         self._axis = axis
+        self._shapes = pools
         self._copy = self._compile(self._copy_pages, pools, _ids(), _ids())
         self._on_the_way: list[tuple[list[int], Any]] = []
         if num_slots:
             self._most = min(num_slots, jax.tree.leaves(pools)[0].shape[axis])
-            one = [np.delete(leaf.shape, axis) for leaf in jax.tree.leaves(pools)]
-            dtypes = [leaf.dtype for leaf in jax.tree.leaves(pools)]
-            self._slots = [np.empty((num_slots, *s), d) for s, d in zip(one, dtypes, strict=True)]
-            self._gather = jax.jit(self._gather_pages).lower(pools, _ids()).compile()
+            self._slots = [np.empty((num_slots, *shape), dtype) for shape, dtype in self.arrays]
             rows = jax.eval_shape(self._gather_pages, pools, _ids())
             self._scatter = self._compile(self._scatter_pages, pools, _ids(), rows)
+
+    @cached_property
+    def _gather(self) -> Any:
+        return jax.jit(self._gather_pages).lower(self._shapes, _ids()).compile()
+
+    @property
+    def arrays(self) -> tuple[tuple[tuple[int, ...], np.dtype], ...]:
+        """Shape and dtype of what each pool keeps of a page."""
+        leaves = jax.tree.leaves(self._shapes)
+        return tuple((tuple(np.delete(x.shape, self._axis).tolist()), x.dtype) for x in leaves)
+
+    def read(self, pools: Pools, pages: Sequence[int]) -> list[Array]:
+        """What up to `AT_ONCE` pages hold, by pool: [AT_ONCE, *its shape], on the device."""
+        return self._gather(pools, _column(pages))
 
     def run(self, pools: Pools, transfers: Iterable[Transfer]) -> Pools:
         """The pools after the transfers; the given ones are donated."""
@@ -56,6 +69,8 @@ class PageMover:
                     pools = self._copy(pools, *_columns(part))
                 elif kind is Save:
                     self._save(pools, part)
+                elif kind is Bring:
+                    self._bring(part)
                 else:
                     pools = self._load(pools, part)
         return pools
@@ -86,11 +101,16 @@ class PageMover:
         self._on_the_way.clear()
 
     def _save(self, pools: Pools, saves: Sequence[Any]) -> None:
-        pages, _ = _columns(saves)
-        rows = self._gather(pools, pages)
+        rows = self.read(pools, [save.page for save in saves])
         for row in rows:
             row.copy_to_host_async()
         self._on_the_way.append(([save.slot for save in saves], rows))
+
+    def _bring(self, brought: Sequence[Any]) -> None:
+        self.settle()  # or what was saved there before would come later
+        for slot, contents in brought:
+            for store, row in zip(self._slots, contents, strict=True):
+                store[slot] = row
 
     def _load(self, pools: Pools, loads: Sequence[Any]) -> Pools:
         self.settle()
@@ -144,7 +164,12 @@ def _count(ids: Array) -> Array:
     return jnp.sum(ids >= 0, dtype=jnp.int32)
 
 
+def _column(ids: Sequence[int]) -> np.ndarray:
+    column = np.full(AT_ONCE, -1, np.int32)
+    column[: len(ids)] = ids
+    return column
+
+
 def _columns(transfers: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    columns = np.full((2, AT_ONCE), -1, np.int32)
-    columns[:, : len(transfers)] = np.array(transfers, np.int32).T
-    return columns[0], columns[1]
+    first, second = zip(*transfers, strict=True)
+    return _column(first), _column(second)

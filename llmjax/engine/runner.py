@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -113,6 +113,14 @@ class Runner:
         program = self.programs[plan.bucket]
         self._state, output = program(self._weights, self._state, self._slots.pack(plan))
         return InFlight(plan, output)
+
+    def page_arrays(self) -> tuple[tuple[tuple[int, ...], np.dtype], ...]:
+        """Shape and dtype of what each pool keeps of a page."""
+        return self._mover.arrays
+
+    def read_pages(self, pages: Sequence[int]) -> list[Array]:
+        """What pages hold after the steps dispatched so far; see `PageMover.read`."""
+        return self._mover.read(self._state.pages, pages)
 
     def time_moves(self) -> tuple[float, float]:
         """Seconds that saving and loading a page take."""

@@ -9,7 +9,7 @@ The rules:
   of the policy. A waiting sequence is admitted with pages for all of its tokens (of a window,
   for those it starts with), so that hardly anything but decodes ever asks for more. What the
   cache remembers of them is not computed again; one whose beginning another sequence is about
-  to compute waits for that.
+  to compute waits for that. One that is held (`Sequence.is_held`) is as if it had not come.
 - On page shortage a running sequence of the least priority goes back to the waiting ones: none
   that ranks before the one in need, and of the others one that loses least work. So the first
   in rank always goes on. What a preempted sequence has computed stays in the cache for as long
@@ -182,7 +182,9 @@ class Scheduler:
         """Preempts what a waiting sequence needs that ranks before those that run."""
         if self.config.scheduling_policy == "lpm" or not len(self.lives.waiting):
             return
-        head = next(self.lives.waiting.in_order(lambda _: 0))
+        head = next(self.lives.waiting.in_order(lambda _: 0), None)
+        if head is None:
+            return
         while any(self._makes_way(s, head) for s in self.lives.running):
             seats = min(
                 self.buckets.max_seqs - len(self.lives.running),

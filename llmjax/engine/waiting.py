@@ -4,7 +4,8 @@ Of the lowest number of priority first, where the policy goes by it. Of these fi
 have run before, then, where users get fair shares, as `fairness` says. Of each user the first
 that came, or, where the policy is "lpm", that of which the cache has most (longest prefix
 match), among the `MOST_LOOKED_AT` that have waited longest. But one that `MOST_OVERTAKEN` later
-ones of the same user and priority have overtaken goes before all of these that were not.
+ones of the same user and priority have overtaken goes before all of these that were not. Those
+that are held stay in the queue, and are passed by.
 """
 
 from __future__ import annotations
@@ -164,7 +165,8 @@ class WaitingQueue:
         self, new: dict[Sequence, None], cached: Callable[[Sequence], int]
     ) -> Iterator[Sequence]:
         """One user's, the next to begin first."""
-        left = dict(islice(new.items(), MOST_LOOKED_AT))
+        able = ((seq, None) for seq in new if not seq.is_held)
+        left = dict(islice(able, MOST_LOOKED_AT))
         if not self._longest_first:
             yield from left
             return

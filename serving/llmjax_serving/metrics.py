@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
     from llmjax.engine.async_engine import AsyncEngine
-    from llmjax.engine.engine import EngineStats
+    from llmjax.engine.stats import EngineStats
 
 
 class StatsCollector(Collector):
@@ -37,6 +37,8 @@ class StatsCollector(Collector):
             "kv_cache_pages_free": (s.pages_free, "KV pages free."),
             "host_pages": (s.host_pages, "KV pages that host memory has room for."),
             "host_pages_used": (s.host_pages_used, "KV pages in host memory."),
+            "num_requests_held": (s.num_held, "Requests that wait for a prefill worker."),
+            "prefill_workers_up": (s.workers_up, "Prefill workers that are there."),
         }
         counters = {
             "num_preemptions": (s.num_preemptions, "Sequences preempted for want of pages."),

@@ -11,10 +11,11 @@ from typing import NoReturn
 from llmjax import __version__
 from llmjax.errors import LlmjaxError
 
-from . import bench, chat, collect_env, convert, generate, pull, serve, simulate
+from . import bench, chat, collect_env, convert, generate, prefill, pull, serve, simulate
 
 COMMANDS = {
     "serve": serve,
+    "prefill": prefill,
     "generate": generate,
     "chat": chat,
     "pull": pull,

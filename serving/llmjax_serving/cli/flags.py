@@ -17,12 +17,18 @@ TALKATIVE = ("jax", "absl", "httpx")
 """Loggers of others that tell their inner workings at the level info."""
 
 
-def add_engine_flags(parser: argparse.ArgumentParser, *, positional_model: bool = False) -> None:
-    """Adds a flag for every field of an engine's configuration."""
+def add_engine_flags(
+    parser: argparse.ArgumentParser,
+    *,
+    positional_model: bool = False,
+    without: Collection[str] = (),
+) -> None:
+    """Adds a flag for every field of an engine's configuration, but of the parts `without`."""
     if positional_model:
         parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="as --model")
-    for part in PARTS.values():
-        add_flags(parser, part)
+    for name, part in PARTS.items():
+        if name not in without:
+            add_flags(parser, part)
     add_flags(parser, EngineConfig, only=own_fields())
 
 
@@ -87,6 +93,15 @@ def named(parse: Callable[[str], Any], metavar: str) -> Callable[[str], Any]:
     # argparse shows a parser's __name__ when it refuses a value.
     parse.__name__ = metavar
     return parse
+
+
+def add_log_level(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--log-level",
+        default="info",
+        choices=("debug", "info", "warning", "error"),
+        help="what is logged to stderr [info]",
+    )
 
 
 def attribute_docs(cls: type) -> dict[str, str]:

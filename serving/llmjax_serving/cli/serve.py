@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from llmjax.config import EngineConfig
 
 from ..config import ServerConfig
-from .flags import add_engine_flags, add_flags, engine_options, set_up_logging
+from .flags import add_engine_flags, add_flags, add_log_level, engine_options, set_up_logging
 
 if TYPE_CHECKING:
     from llmjax.engine.async_engine import AsyncEngine
@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_flags(parser, positional_model=True)
     add_flags(parser, ServerConfig)
-    parser.add_argument(
-        "--log-level",
-        default="info",
-        choices=("debug", "info", "warning", "error"),
-        help="what is logged to stderr [info]",
-    )
+    add_log_level(parser)
 
 
 def run(args: argparse.Namespace) -> int:

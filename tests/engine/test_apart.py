@@ -1,0 +1,332 @@
+"""Prefill and decode apart: the tokens are those of one engine, whoever computes the prompt."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from contextlib import closing, contextmanager
+
+import pytest
+
+from llmjax import LLM, RequestOptions, SamplingParams
+from llmjax.config import EngineConfig
+from llmjax.engine.engine import Engine
+from llmjax.engine.prefill_worker import PrefillWorker, terms_of
+from llmjax.errors import ConfigError, PrefillMismatchError, RequestTimeoutError
+from llmjax.transfer.server import Listener
+from llmjax.transfer.sockets import Address
+
+SIZES = {
+    "block_size": 4,
+    "max_num_seqs": 8,
+    "token_buckets": (16, 128),
+    "seq_buckets": (8,),
+    "prefill_chunk_size": 16,
+    "max_model_len": 128,
+    "num_gpu_blocks_override": 1600,
+    "background": False,
+    "swap_space": 0.05,
+}
+APART = {"prefill_min_tokens": 8}
+GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+SEEDED = SamplingParams(
+    n=3, temperature=0.9, seed=4, max_tokens=8, ignore_eos=True, repetition_penalty=1.3, logprobs=1
+)
+ADDRESSES = ["memory", "tcp://127.0.0.1:0", "shm://test-apart"]
+
+
+class Worker:
+    """A prefill worker in a thread, behind a socket."""
+
+    def __init__(self, model, address, **options):
+        where = Address.of(address)
+        self.engine = Engine(EngineConfig.of(str(model), **{**SIZES, **options}))
+        self.worker = PrefillWorker(self.engine)
+        deliver = self.worker.deliver
+        self.listener = Listener(where, where.listen(), terms_of(self.engine), deliver)
+        self.address = self.listener.address
+        self.thread = threading.Thread(target=self.worker.run)
+        self.thread.start()
+
+    def close(self):
+        self.listener.close()
+        self.worker.stop()
+        self.thread.join()
+        self.engine.close()
+
+
+@contextmanager
+def apart(model, address, **options):
+    """An engine that decodes, and a worker."""
+    options = {**SIZES, **APART, **options}
+    if address == "memory":
+        with LLM(str(model), prefill_from="memory", **options) as llm:
+            yield llm
+        return
+    ours = {k: v for k, v in options.items() if not k.startswith("prefill_") or k in SIZES}
+    with (
+        closing(Worker(model, address, **ours)) as worker,
+        LLM(str(model), prefill_from=(worker.address,), **options) as llm,
+    ):
+        yield llm
+
+
+def alone(model, **options):
+    return LLM(str(model), enable_prefix_caching=False, **{**SIZES, **options})
+
+
+def prompts(seed, shared, count, most=40):
+    rng = random.Random(seed)
+    start = [rng.randrange(3, 250) for _ in range(shared)]
+    own = [[rng.randrange(3, 250) for _ in range(rng.randint(1, most))] for _ in range(count)]
+    return [start + tail for tail in own]
+
+
+def said(outputs):
+    return [(c.token_ids, c.text) for output in outputs for c in output.outputs]
+
+
+def metric(llm, name):
+    return llm.engine.metrics.totals()[f"{name}_total"]
+
+
+def assert_idle(llm):
+    stats = llm.engine.stats()
+    assert (stats.num_running, stats.num_waiting, stats.num_held, stats.pages_used) == (0, 0, 0, 0)
+    llm.engine.scheduler.check_balance()
+    llm.engine.handover.check_balance()
+    assert not any(worker._open for worker in llm.engine.handover.workers)
+
+
+@pytest.fixture(scope="module", params=["tiny_model", "windowed_model"])
+def model(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="module")
+def plain(model):
+    with alone(model) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module", params=ADDRESSES)
+def both(model, request):
+    with apart(model, request.param) as llm:
+        yield llm
+
+
+def test_tokens_are_those_of_one_engine(plain, both):
+    before = metric(both, "prefill_jobs")
+    load = prompts(1, shared=30, count=12)
+    assert said(both.generate(load, GREEDY, use_tqdm=False)) == said(
+        plain.generate(load, GREEDY, use_tqdm=False)
+    )
+    assert metric(both, "prefill_jobs") > before
+    assert metric(both, "prefill_jobs_failed") == 0
+    assert metric(both, "prefill_pages") > 0
+    assert both.engine.stats().pages_loaded > 0
+    assert_idle(both)
+
+
+def test_seeds_choices_and_penalties_too(plain, both):
+    load = prompts(2, shared=0, count=5, most=90)
+    params = [SEEDED, GREEDY, SEEDED, SEEDED, GREEDY]
+    assert said(both.generate(load, params, use_tqdm=False)) == said(
+        plain.generate(load, params, use_tqdm=False)
+    )
+    assert_idle(both)
+
+
+def test_conversations_go_on_from_what_either_side_has(plain, both):
+    (history,) = prompts(3, shared=40, count=1)
+    for turn in range(4):
+        ours, theirs = (llm.generate(history, GREEDY)[0] for llm in (both, plain))
+        assert said([ours]) == said([theirs])
+        assert (ours.num_cached_tokens > 20) == (turn > 0)
+        rng = random.Random(turn)
+        history = history + ours.outputs[0].token_ids + [rng.randrange(3, 250) for _ in range(8)]
+    # A prompt that differs only behind what both have, and one that only the worker has.
+    both.engine.cache.reset()
+    jobs = metric(both, "prefill_jobs")
+    again = both.generate(history, GREEDY)[0]
+    assert said([again]) == said(plain.generate(history, GREEDY))
+    assert metric(both, "prefill_jobs") == jobs + 1
+    assert_idle(both)
+
+
+def test_what_needs_no_worker_asks_none(plain, both):
+    before = metric(both, "prefill_jobs")
+    scored = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=0, ignore_eos=True)
+    (long,) = prompts(4, shared=60, count=1)
+    for prompt, params in [([5, 6, 7], GREEDY), (long, scored), (long, GREEDY)]:
+        ours, theirs = (llm.generate(prompt, params)[0] for llm in (both, plain))
+        assert said([ours]) == said([theirs])
+    assert metric(both, "prefill_jobs") == before
+    assert ours.num_cached_tokens > 40
+
+
+def test_salts_keep_what_a_worker_remembers_apart(both):
+    (prompt,) = prompts(5, shared=60, count=1)
+    cached = []
+    for salt in ("a", "b", "a"):
+        both.engine.cache.reset()
+        options = RequestOptions(cache_salt=salt)
+        cached.append(both.generate(prompt, GREEDY, options=options)[0].num_cached_tokens)
+    assert cached[0] == cached[1] == 0 and cached[2] > 50
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("tiny_model", "fp8_e4m3"), ("tiny_model", "bfloat16"), ("windowed_model", "int8")],
+)
+def test_pages_of_every_format_travel(request, name, dtype):
+    model = request.getfixturevalue(name)
+    load = prompts(6, shared=20, count=6)
+    with alone(model, kv_cache_dtype=dtype) as llm:
+        expected = said(llm.generate(load, GREEDY, use_tqdm=False))
+    with apart(model, "tcp://127.0.0.1:0", kv_cache_dtype=dtype) as llm:
+        assert said(llm.generate(load, GREEDY, use_tqdm=False)) == expected
+        assert metric(llm, "prefill_pages") > 0
+        assert_idle(llm)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_cramped_pool_and_little_host_memory_change_nothing(model, plain, caching):
+    load = prompts(7, shared=10, count=24, most=80)
+    groups = plain.engine.layout.num_groups
+    # Room for the pages of one long prompt, on either side.
+    space = groups * 32.5 * plain.engine.page_bytes / 2**30
+    sizes = {"num_gpu_blocks_override": 40 * groups, "swap_space": space}
+    with apart(model, "memory", **sizes, enable_prefix_caching=caching) as llm:
+        params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+        outputs = llm.generate(load, params, use_tqdm=False)
+        assert said(outputs) == said(plain.generate(load, params, use_tqdm=False))
+        assert metric(llm, "prefill_pages") > 0
+        assert_idle(llm)
+
+
+def test_host_memory_that_is_too_small_is_refused(model):
+    with pytest.raises(ConfigError, match="swap_space and kv_offloading_size have room for 0"):
+        LLM(str(model), prefill_from="memory", **{**SIZES, "swap_space": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [({"kv_cache_dtype": "int8"}, "KV cache dtype"), ({"block_size": 8}, "page size")],
+)
+def test_a_worker_of_another_kind_is_refused(tiny_model, option, name):
+    with closing(Worker(tiny_model, "tcp://127.0.0.1:0", **option)) as worker:
+        with pytest.raises(PrefillMismatchError) as refused:
+            LLM(str(tiny_model), prefill_from=(worker.address,), **SIZES, **APART)
+        assert refused.value.name == name
+
+
+def test_another_model_is_refused(tiny_model, windowed_model):
+    with (
+        closing(Worker(tiny_model, "tcp://127.0.0.1:0")) as worker,
+        pytest.raises(PrefillMismatchError, match="model"),
+    ):
+        LLM(str(windowed_model), prefill_from=worker.address, **SIZES, **APART)
+
+
+def test_a_worker_that_is_lost_while_it_computes(tiny_model, caplog):
+    load = prompts(8, shared=0, count=30, most=100)
+    with alone(tiny_model) as llm:
+        expected = said(llm.generate(load, GREEDY, use_tqdm=False))
+    worker = Worker(tiny_model, "tcp://127.0.0.1:0")
+    address = worker.address
+    with LLM(str(tiny_model), prefill_from=address, **SIZES, **APART) as llm:
+        answer = worker.worker._send_pages
+        sent = []
+
+        def die_at_the_third(seq):
+            sent.append(seq)
+            if len(sent) == 3:
+                threading.Thread(target=worker.close).start()
+                time.sleep(0.2)
+            answer(seq)
+
+        worker.engine.scheduler.lives.on_end = die_at_the_third
+        with caplog.at_level(logging.WARNING):
+            outputs = llm.generate(load, GREEDY, use_tqdm=False)
+        assert said(outputs) == expected
+        assert metric(llm, "prefill_jobs_failed") > 0
+        told = [r for r in caplog.records if "is computed here" in r.message]
+        assert len(told) == 1, "of a row of failures one is told"
+        assert_idle(llm)
+        assert llm.engine.stats().workers_up == 0
+        worker.thread.join()
+        with closing(Worker(tiny_model, address)):
+            end = time.monotonic() + 30
+            while not llm.engine.stats().workers_up and time.monotonic() < end:
+                time.sleep(0.05)
+            before = metric(llm, "prefill_pages")
+            llm.engine.cache.reset()
+            assert said(llm.generate(load, GREEDY, use_tqdm=False)) == expected
+            assert metric(llm, "prefill_pages") > before
+        assert_idle(llm)
+
+
+@contextmanager
+def silent_worker(model, **options):
+    """An engine whose worker takes jobs and never answers."""
+    with LLM(str(model), prefill_from="memory", **{**SIZES, **APART, **options}) as llm:
+        (connector,) = llm.engine.handover.workers
+        told = []
+        deliver, connector._tell = connector._tell, lambda guest, message: told.append(message)
+        yield llm, told
+        connector._tell = deliver
+
+
+def test_a_worker_that_is_late_is_not_waited_for(tiny_model):
+    (prompt,) = prompts(9, shared=60, count=1)
+    with alone(tiny_model) as llm:
+        expected = said(llm.generate(prompt, GREEDY))
+    with silent_worker(tiny_model, prefill_timeout=0.3) as (llm, told):
+        assert said(llm.generate(prompt, GREEDY)) == expected
+        assert metric(llm, "prefill_jobs_failed") == 1
+        assert [type(message).__name__ for message in told] == ["Job", "Cancel"]
+        assert_idle(llm)
+
+
+def test_requests_end_while_they_are_held(tiny_model):
+    load = prompts(10, shared=60, count=3)
+    with silent_worker(tiny_model) as (llm, told):
+        options = RequestOptions(timeout=0.2)
+        (late,) = llm.generate(load[0], GREEDY, options=options)
+        assert isinstance(late.error, RequestTimeoutError)
+        assert_idle(llm)
+        stream = llm.stream({"prompt_token_ids": load[1]}, SEEDED)
+        thread = threading.Timer(0.3, lambda: llm.engine.abort("1"))
+        thread.start()
+        outputs = list(stream)
+        assert [c.finish_reason for c in outputs[-1].outputs] == ["abort"] * 3
+        assert_idle(llm)
+        assert [type(message).__name__ for message in told] == ["Job", "Cancel"] * 2
+        # Others pass those that are held.
+        held = llm.engine
+        assert llm.generate([5, 6, 7], GREEDY)[0].outputs[0].token_ids
+        assert held.stats().num_held == 0
+
+
+def test_one_choice_ends_while_its_request_is_held(tiny_model, plain_tiny):
+    (prompt,) = prompts(11, shared=60, count=1)
+    expected = plain_tiny.generate(prompt, SEEDED)[0].outputs
+    with silent_worker(tiny_model, prefill_timeout=1.0) as (llm, _):
+        threading.Timer(0.2, lambda: llm.engine.abort("0", 0)).start()
+        ours = llm.generate(prompt, SEEDED)[0].outputs
+        assert ours[0].finish_reason == "abort"
+        assert said_by(ours[1:]) == said_by(expected[1:])
+        assert_idle(llm)
+
+
+def said_by(choices):
+    return [choice.token_ids for choice in choices]
+
+
+@pytest.fixture(scope="module")
+def plain_tiny(tiny_model):
+    with alone(tiny_model) as llm:
+        yield llm
