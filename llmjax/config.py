@@ -275,7 +275,7 @@ class PrefillConfig:
         if isinstance(self.prefill_from, str):
             object.__setattr__(self, "prefill_from", tuple(self.prefill_from.split(",")))
         check_types(self)
-        given = self.prefill_from or ()
+        given = tuple(self.prefill_from or ())
         for address in given:
             _require(
                 PREFILL_ADDRESS.fullmatch(address) is not None,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from ..cache.brought import pages_of
+from ..cache.brought import pages_of, wanted_of
 from ..config import EngineConfig, PrefillConfig
 from ..errors import ConfigError, LlmjaxError
 from ..request import FinishReason, Request, RequestOptions, SamplingParams, Sequence
@@ -60,6 +60,7 @@ class PrefillWorker:
         self._ids = map(str, count())
         self._jobs: dict[str, tuple[Guest, Job]] = {}
         engine.scheduler.lives.on_end = self._send_pages
+        engine.runner.read_pages([0])  # or the first job waits for it to be compiled
 
     def deliver(self, guest: Guest, message: Message) -> None:
         """For guests, in any thread."""
@@ -118,15 +119,13 @@ class PrefillWorker:
         if seq.finish_reason is FinishReason.ABORT or seq.request.id not in self._jobs:
             return
         guest, job = self._jobs.pop(seq.request.id)
-        pages = [(Place(*at), page) for at, page in self._pages(seq, job).items()]
+        found = pages_of(self.engine.layout, seq, job.start)
+        pages = [(Place(*at), page) for at, page in found.items()]
         parts = []
         for i in range(0, len(pages), PART_PAGES):
             places, ids = zip(*pages[i : i + PART_PAGES], strict=True)
             parts.append(Part(list(places), self.engine.runner.read_pages(ids)))
         guest.reply(Pages(job.id, parts, seq.num_cached_tokens))
-
-    def _pages(self, seq: Sequence, job: Job) -> dict[tuple[int, int], int]:
-        return pages_of(self.engine.layout, seq, job.start)
 
 
 def make_handover(engine: Engine) -> Handover | None:
@@ -140,13 +139,15 @@ def make_handover(engine: Engine) -> Handover | None:
     if not config.prefill_from:
         return None
     _check_room(engine)
-    news, terms = threading.Event(), terms_of(engine)
+    news = threading.Event()
+    terms: Terms | None = None
     workers: list[Connector] = []
     try:
         for address in map(Address.of, config.prefill_from):
             if address.kind == "memory":
                 workers.append(_second_engine(engine, news.set))
             else:
+                terms = terms or terms_of(engine)
                 workers.append(SocketConnector(address, terms, news.set))
     except BaseException:
         for worker in workers:
@@ -185,7 +186,7 @@ def _digest(engine: Engine) -> str:
 
 def _check_room(engine: Engine) -> None:
     """Refuses what could never hold the pages that come."""
-    needed = engine.layout.num_groups * engine.layout.num_blocks(engine.max_model_len)
+    needed = len(wanted_of(engine.layout, engine.max_model_len, 0))
     slots = engine.host.num_slots if engine.host is not None else 0
     if slots < needed:
         gib = needed * engine.page_bytes / 2**30

@@ -12,7 +12,7 @@ from llmjax.cache.block_pool import BlockPool
 from llmjax.cache.host_pool import HostPool, MoveCosts
 from llmjax.cache.layout import KVLayout
 from llmjax.cache.manager import GONE, KVCache
-from llmjax.cache.page_store import Copy, Load, Save
+from llmjax.cache.page_store import Bring, Copy, Load, Save
 from llmjax.config import CompileConfig, SchedulerConfig
 from llmjax.engine.buckets import Buckets
 from llmjax.engine.scheduler import Scheduler
@@ -88,6 +88,8 @@ class HashDevice:
                     self.host[slot] = list(self.pages[page])
                 case Load(slot, page):
                     self.pages[page] = list(self.host[slot])
+                case Bring(slot, contents):
+                    self.host[slot] = contents[0].tolist()
 
     def run(self, plan):
         """Token and prompt logprobs of each chunk."""
@@ -249,7 +251,8 @@ class Harness:
         scheduler = self.scheduler
         running = list(scheduler.lives.running)
         decodes = [s for s in running if self._decodes(s)]
-        live = sorted((*running, *scheduler.lives.waiting), key=scheduler.lives.waiting.rank)
+        waiting = [seq for seq in scheduler.lives.waiting if not seq.is_held]
+        live = sorted((*running, *waiting), key=scheduler.lives.waiting.rank)
         oldest = live[0] if live else None
         was_idle = oldest is not None and not oldest.in_flight and not scheduler.lives.leaving
         preemptions = oldest.num_preemptions if oldest else 0
@@ -309,7 +312,8 @@ class Harness:
         assert all(c.start == 0 for c in plan.admitted if not self.can_hit(c.seq))
 
     def can_hit(self, seq) -> bool:
-        return self.cache.enable_prefix_caching or seq.request.params.n > 1 or seq.num_preemptions
+        shares = self.cache.enable_prefix_caching or seq.request.params.n > 1
+        return shares or seq.num_preemptions or seq.num_brought
 
     def _check_padding(self, plan, decodes) -> None:
         """Padding beyond the bound is only there because nothing that waits could fill it."""
@@ -342,7 +346,8 @@ class Harness:
         if not is_plain:
             return  # what was to be had before the step cannot be told after it
         assert not starting or len(plan.chunks) == most, "padding beside a running prompt"
-        head = scheduler.lives.waiting.oldest if scheduler.lives.waiting else None
+        waiting = [seq for seq in scheduler.lives.waiting if not seq.is_held]
+        head = min(waiting, key=scheduler.lives.waiting.rank, default=None)
         if head and self.can_hit(head):
             return
         if head and not head.in_flight and len(plan.chunks) < most and not scheduler._num_promised:

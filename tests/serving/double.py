@@ -116,6 +116,8 @@ class EngineDouble:
             num_preemptions=5,
             padded_tokens=7,
             bucket_tokens=70,
+            num_held=0,
+            workers_up=0,
         )
 
     async def snapshot(self) -> dict[str, Any]:
