@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
 import threading
 import time
 from contextlib import closing, contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
 
+import jax
 import pytest
 
 from llmjax import LLM, RequestOptions, SamplingParams
@@ -24,7 +28,7 @@ from llmjax.transfer.sockets import Address
 SIZES = {
     "block_size": 4,
     "max_num_seqs": 8,
-    "token_buckets": (16, 128),
+    "token_buckets": (16,),
     "seq_buckets": (8,),
     "prefill_chunk_size": 16,
     "max_model_len": 128,
@@ -37,7 +41,6 @@ GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 SEEDED = SamplingParams(
     n=3, temperature=0.9, seed=4, max_tokens=8, ignore_eos=True, repetition_penalty=1.3, logprobs=1
 )
-ADDRESSES = ["memory", "tcp://127.0.0.1:0", "shm://test-apart"]
 
 
 class Worker:
@@ -103,30 +106,43 @@ def assert_idle(llm):
     assert not any(worker._open for worker in llm.engine.handover.workers)
 
 
-@pytest.fixture(scope="module", params=["tiny_model", "windowed_model"])
-def model(request):
-    return request.getfixturevalue(request.param)
-
-
-@pytest.fixture(scope="module")
-def plain(model):
-    with alone(model) as llm:
-        yield llm
-
-
 @pytest.fixture(scope="module")
 def plain_tiny(tiny_model):
     with alone(tiny_model) as llm:
         yield llm
 
 
-@pytest.fixture(scope="module", params=ADDRESSES)
-def both(model, request):
-    # Of the model with windows each way is too many engines to make.
-    if model.name == "tiny-gemma" and request.param != "shm://test-apart":
-        pytest.skip("with windows over shared memory only")
-    with apart(model, request.param) as llm:
+@pytest.fixture(scope="module")
+def plain_windowed(windowed_model):
+    with alone(windowed_model) as llm:
         yield llm
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("tiny", "memory"),
+        ("tiny", "tcp://127.0.0.1:0"),
+        ("tiny", "shm://test-apart"),
+        ("windowed", "shm://test-apart"),
+    ],
+)
+def pair(request):
+    """One engine, and two that share the work."""
+    name, address = request.param
+    model = request.getfixturevalue(f"{name}_model")
+    with apart(model, address) as llm:
+        yield request.getfixturevalue(f"plain_{name}"), llm
+
+
+@pytest.fixture
+def plain(pair):
+    return pair[0]
+
+
+@pytest.fixture
+def both(pair):
+    return pair[1]
 
 
 def test_tokens_are_those_of_one_engine(plain, both):
@@ -189,23 +205,19 @@ def test_salts_keep_what_a_worker_remembers_apart(both):
     assert cached[0] == cached[1] == 0 and cached[2] > 50
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [("tiny_model", "fp8_e4m3"), ("tiny_model", "bfloat16"), ("windowed_model", "int8")],
-)
-def test_pages_of_every_format_travel(request, name, dtype):
-    model = request.getfixturevalue(name)
+def test_pages_of_8_bits_travel(windowed_model):
     load = prompts(6, shared=20, count=6)
-    with alone(model, kv_cache_dtype=dtype) as llm:
+    with alone(windowed_model, kv_cache_dtype="int8") as llm:
         expected = said(llm.generate(load, GREEDY, use_tqdm=False))
-    with apart(model, "tcp://127.0.0.1:0", kv_cache_dtype=dtype) as llm:
+    with apart(windowed_model, "tcp://127.0.0.1:0", kv_cache_dtype="int8") as llm:
         assert said(llm.generate(load, GREEDY, use_tqdm=False)) == expected
         assert metric(llm, "prefill_pages") > 0
         assert_idle(llm)
 
 
-@pytest.mark.parametrize("caching", [True, False])
-def test_a_cramped_pool_and_little_host_memory_change_nothing(model, plain, caching):
+@pytest.mark.parametrize(("name", "caching"), [("windowed", True), ("tiny", False)])
+def test_a_cramped_pool_and_little_host_memory_change_nothing(request, name, caching):
+    model, plain = (request.getfixturevalue(x) for x in (f"{name}_model", f"plain_{name}"))
     load = prompts(7, shared=10, count=24, most=80)
     groups = plain.engine.layout.num_groups
     # Room for the pages of one long prompt, on either side.
@@ -219,34 +231,27 @@ def test_a_cramped_pool_and_little_host_memory_change_nothing(model, plain, cach
         assert_idle(llm)
 
 
-def test_host_memory_that_is_too_small_is_refused(model):
+def test_host_memory_that_is_too_small_is_refused(tiny_model):
     with pytest.raises(ConfigError, match="swap_space and kv_offloading_size have room for 0"):
-        LLM(str(model), prefill_from="memory", **{**SIZES, "swap_space": 0.0})
+        LLM(str(tiny_model), prefill_from="memory", **{**SIZES, "swap_space": 0.0})
 
 
-@pytest.mark.parametrize(
-    ("option", "name"),
-    [({"kv_cache_dtype": "int8"}, "KV cache dtype"), ({"block_size": 8}, "page size")],
-)
-def test_a_worker_of_another_kind_is_refused(tiny_model, option, name):
-    with closing(Worker(tiny_model, "tcp://127.0.0.1:0", **option)) as worker:
-        with pytest.raises(PrefillMismatchError) as refused:
-            LLM(str(tiny_model), prefill_from=(worker.address,), **SIZES, **APART)
-        assert refused.value.name == name
+def test_terms_tell_models_apart(plain_tiny, plain_windowed):
+    ours = terms_of(plain_tiny.engine)
+    ours.check(json.loads(json.dumps(dict(ours.values))), "it")
+    with pytest.raises(PrefillMismatchError, match=r"model: it has '.*', and this engine 'Llama"):
+        ours.check(terms_of(plain_windowed.engine).values, "it")
+    engine, model = plain_tiny.engine, plain_tiny.engine.model
+    leaves, tree = jax.tree.flatten(model.state)
+    leaves[3] = leaves[3] * 1.001
+    other = replace(model, state=jax.tree.unflatten(tree, leaves))
+    like = SimpleNamespace(**{**vars(engine), "model": other})
+    assert terms_of(like).values["model"] != ours.values["model"]
 
 
-def test_another_model_is_refused(tiny_model, windowed_model):
-    with (
-        closing(Worker(tiny_model, "tcp://127.0.0.1:0")) as worker,
-        pytest.raises(PrefillMismatchError, match="model"),
-    ):
-        LLM(str(windowed_model), prefill_from=worker.address, **SIZES, **APART)
-
-
-def test_a_worker_that_is_lost_while_it_computes(tiny_model, caplog):
+def test_a_worker_that_is_lost_while_it_computes(tiny_model, plain_tiny, caplog):
     load = prompts(8, shared=0, count=30, most=100)
-    with alone(tiny_model) as llm:
-        expected = said(llm.generate(load, GREEDY, use_tqdm=False))
+    expected = said(plain_tiny.generate(load, GREEDY, use_tqdm=False))
     worker = Worker(tiny_model, "tcp://127.0.0.1:0")
     address = worker.address
     with LLM(str(tiny_model), prefill_from=address, **SIZES, **APART) as llm:
@@ -292,10 +297,9 @@ def silent_worker(model, **options):
         connector._tell = deliver
 
 
-def test_a_worker_that_is_late_is_not_waited_for(tiny_model):
+def test_a_worker_that_is_late_is_not_waited_for(tiny_model, plain_tiny):
     (prompt,) = prompts(9, shared=60, count=1)
-    with alone(tiny_model) as llm:
-        expected = said(llm.generate(prompt, GREEDY))
+    expected = said(plain_tiny.generate(prompt, GREEDY))
     with silent_worker(tiny_model, prefill_timeout=0.3) as (llm, told):
         assert said(llm.generate(prompt, GREEDY)) == expected
         assert metric(llm, "prefill_jobs_failed") == 1
