@@ -53,11 +53,16 @@ def test_any_sequences(name, data):
         assert np.isnan(values[:, : sequences.num_pages][:, unowned]).all()
 
 
+def nan(pages: np.ndarray) -> float:
+    """One, or the bits of one."""
+    return np.nan if pages.dtype.kind == "f" else np.iinfo(pages.dtype).max
+
+
 def pad_pages(sequences: Sequences):
     """As many pages for any sequences, so that there is one program."""
     return jax.tree.map(
         lambda x: np.concatenate(
-            [x, np.full_like(x, np.nan, shape=(len(x), S * P + 3 - x.shape[1], *x.shape[2:]))], 1
+            [x, np.full_like(x, nan(x), shape=(len(x), S * P + 3 - x.shape[1], *x.shape[2:]))], 1
         ),
         sequences.native_pages,
     )
