@@ -19,7 +19,7 @@ import time
 from contextlib import contextmanager
 from statistics import median
 
-MODEL, STREAMS, LONG, EVERY, SECONDS = "smollm2-135m-instruct", 8, 1024, 2.0, 24.0
+MODEL, STREAMS, LONG, EVERY, SECONDS = "smollm2-135m-instruct", 8, 1024, 4.0, 32.0
 SIZES = {"max_model_len": 2048, "max_num_seqs": 16, "seq_buckets": [16], "background": False}
 ALL = sorted(os.sched_getaffinity(0))
 CASES = {
