@@ -69,9 +69,12 @@ notebook: $(VENV)/.run ## Open the notebooks
 	$(BIN)/python -m pip install --quiet --editable '.[notebook]'
 	$(BIN)/jupyter lab notebooks
 
+# llama.cpp's own AMX code faults where the system grants no tiles: it gets all but these.
+NO_AMX := $(if $(shell grep -m 1 -o amx_tile /proc/cpuinfo 2>/dev/null),-mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
+
 $(PEERS)/.done: docs/benchmarks/sides/requirements.txt
 	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip install --quiet --requirement $<
+	CFLAGS="$(NO_AMX)" CXXFLAGS="$(NO_AMX)" $(PEERS)/bin/python -m pip install --quiet --requirement $<
 	@touch $@
 
 $(PEERS_VLLM)/.done: docs/benchmarks/sides/install_vllm.sh docs/benchmarks/sides/vllm-requirements.txt

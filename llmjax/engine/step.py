@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,12 +17,13 @@ from llmjax_kernels.layout import PagedKV
 from llmjax_kernels.native.blocks import make_pages
 
 from ..cache.layout import KVLayout
+from ..checkpoint import LoadedModel
 from ..models import Decoder, DecoderConfig
 from ..nn.attention import PagedContext
 from ..nn.native import NativeContext
 from ..request import MAX_LOGIT_BIAS
 from ..sampling import BiasTable, SampledTokens, sample
-from .batch import unpack
+from .batch import packed_size, unpack
 from .buckets import Bucket
 
 
@@ -102,6 +104,69 @@ def make_state(
             until=jnp.zeros(bias_shape, jnp.int32),
         ),
     )
+
+
+class StepPrograms:
+    """Compiles the steps of a loaded model.
+
+    Args:
+        slots: sequences that run at once.
+        max_model_len: tokens a sequence may reach.
+
+    Attributes:
+        weights: the model's arrays, as every program takes them.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        layout: KVLayout,
+        kv_format: KVFormat,
+        *,
+        slots: int,
+        max_model_len: int,
+        max_logprobs: int,
+    ):
+        self.weights, self.tree = flatten_once(model.state)
+        self._model, self._layout, self._kv_format = model, layout, kv_format
+        self._slots, self._max_model_len = slots, max_model_len
+        self._max_logprobs = max_logprobs
+
+    def make_state(self, num_pages: int) -> DeviceState:
+        """A state of zeros."""
+        return make_state(
+            self._model.config,
+            self._layout,
+            num_pages,
+            self._slots,
+            self._max_model_len,
+            self._kv_format,
+            self._model.native,
+        )
+
+    def compile(self, bucket: Bucket, num_pages: int) -> Any:
+        """The program of a bucket: `step(weights, state, packed) -> (state, StepOutput)`."""
+        model, layout = self._model, self._layout
+        step = make_step(
+            model.graphdef, self.tree, layout, bucket, self._max_logprobs, model.native
+        )
+        packed = jax.ShapeDtypeStruct((packed_size(bucket, layout.num_groups),), jnp.int32)
+        state = jax.eval_shape(partial(self.make_state, num_pages))
+        jitted = jax.jit(step, donate_argnums=1)
+        return jitted.lower(shapes_of(self.weights), state, packed).compile()
+
+    def temporaries(self, bucket: Bucket, num_pages: int) -> int:
+        """Bytes that a step of this bucket takes beside weights and state, as XLA planned it.
+
+        Kernels that allocate for themselves (the native ones) are not in it.
+        """
+        memory = self.compile(bucket, num_pages).memory_analysis()
+        return memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+
+
+def shapes_of(tree: Any) -> Any:
+    """Shapes, types and places of arrays."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 
 def make_step(
