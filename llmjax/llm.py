@@ -260,6 +260,8 @@ class LLM:
                 another shape.
         """
         config = self.engine.model.config
+        if attentions and self.engine.config.parallel.tensor_parallel_size > 1:
+            raise refused("attentions", attentions, "False with tensor_parallel_size above 1")
         if inputs_embeds is None:
             allowed = f"one or more token ids from 0 to {config.vocab_size - 1}"
             ids = as_token_ids(token_ids, "token_ids", allowed)

@@ -102,7 +102,7 @@ class Engine:
             resolve_model(config.model.model),
             dtype=config.model.dtype,
             quantization=config.model.quantization,
-            mesh=make_mesh(),
+            mesh=make_mesh(config.parallel.tensor_parallel_size),
             check=self._check_model,
             page_size=config.cache.block_size,
         )

@@ -44,16 +44,20 @@ def count_pages(
     if config.cache.num_gpu_blocks_override is not None:
         return config.cache.num_gpu_blocks_override
     longest = config.model.max_model_len or model.config.max_position
-    scheduler, size = config.scheduler, page_bytes(model.config, layout, format)
+    scheduler = config.scheduler
+    weights, size = model.weight_bytes, page_bytes(model.config, layout, format)
+    if _bytes_limit() is not None:
+        # Of each device, which has its heads of every page.
+        weights, size = model.device_bytes, size // config.parallel.tensor_parallel_size
     total, share = _device_memory(config.cache)
     useful = scheduler.max_num_seqs * layout.num_groups * layout.num_blocks(longest)
 
     def pages_beside(temporaries: int) -> int:
-        budget = int(total * share) - model.weight_bytes - temporaries
+        budget = int(total * share) - weights - temporaries
         if budget < size:
             raise ConfigError(
                 f"no memory is left for KV pages: gpu_memory_utilization {share} of "
-                f"{total / _GIB:.2f} GiB less {model.weight_bytes / _GIB:.2f} GiB of weights and "
+                f"{total / _GIB:.2f} GiB less {weights / _GIB:.2f} GiB of weights and "
                 f"{temporaries / _GIB:.2f} GiB of a step's temporaries; raise "
                 "gpu_memory_utilization or lower max_num_batched_tokens or max_num_seqs"
             )

@@ -138,7 +138,8 @@ class PageMover:
         return lax.dynamic_update_slice_in_dim(pool, row, page, self._axis)
 
     def _compile(self, function: Any, *shapes: Any) -> Any:
-        return jax.jit(function, donate_argnums=0).lower(*shapes).compile()
+        out = jax.tree.map(lambda pool: pool.sharding, shapes[0])
+        return jax.jit(function, donate_argnums=0, out_shardings=out).lower(*shapes).compile()
 
 
 def _ids() -> jax.ShapeDtypeStruct:

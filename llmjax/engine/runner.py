@@ -26,7 +26,7 @@ from .buckets import Bucket, Buckets
 from .compile import Programs
 from .page_mover import PageMover
 from .plan import Chunk, Plan
-from .step import DeviceState, StepOutput, StepPrograms, shapes_of
+from .step import StepOutput, StepPrograms, shapes_of, shardings_of
 
 _PROMPT_ROWS = 64
 """Prompt positions whose log-probabilities are computed together, by one program."""
@@ -93,7 +93,7 @@ class Runner:
         )
         self._weights, self._tree = programs.weights, programs.tree
         make = partial(programs.make_state, num_pages)
-        self._state_shapes: DeviceState = jax.eval_shape(make)
+        self._state_shapes = programs.state_shapes(num_pages)
         most_pages = max(bucket.pages for bucket in buckets.all)
         self._slots = SlotTable(slots, most_pages, layout.num_groups)
         self.programs = Programs(
@@ -199,7 +199,8 @@ class Runner:
         ints = jax.ShapeDtypeStruct((width,), jnp.int32)
         row = BiasRow(ints, jax.ShapeDtypeStruct((width,), jnp.float32), ints)  # type: ignore[arg-type]
         slot = jax.ShapeDtypeStruct((), jnp.int32)
-        jitted = jax.jit(set_bias, donate_argnums=0)
+        out = shardings_of(self._state_shapes.bias)
+        jitted = jax.jit(set_bias, donate_argnums=0, out_shardings=out)
         return jitted.lower(self._state_shapes.bias, slot, row).compile()
 
     def _compile_set_history(self) -> Any:
@@ -209,7 +210,8 @@ class Runner:
         history = self._state_shapes.history
         row = jax.ShapeDtypeStruct(history.shape[1:], jnp.int32)
         slot = jax.ShapeDtypeStruct((), jnp.int32)
-        return jax.jit(set_history, donate_argnums=0).lower(history, slot, row).compile()
+        jitted = jax.jit(set_history, donate_argnums=0, out_shardings=history.sharding)
+        return jitted.lower(history, slot, row).compile()
 
     def _compile_prompt_logprobs(self, model: LoadedModel) -> Any:
         def score(weights, hidden, targets):
