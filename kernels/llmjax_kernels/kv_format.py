@@ -35,8 +35,8 @@ class KVFormat(NamedTuple):
 
     @property
     def storage(self) -> np.dtype:
-        """Of the arrays of pages: codes and scales lie together as bytes, and of floats of 16
-        bits the bits. XLA for CPUs would widen these wherever it writes a page: in all pages."""
+        """Of the arrays of pages: codes and scales lie together as bytes, 16-bit floats as
+        integers, for XLA on a CPU widens arrays of these to change a row of them, all of it."""
         if self.is_scaled:
             return np.dtype(np.uint8)
         return np.dtype(np.uint16) if self.dtype.itemsize == 2 else self.dtype

@@ -53,19 +53,14 @@ def test_any_sequences(name, data):
         assert np.isnan(values[:, : sequences.num_pages][:, unowned]).all()
 
 
-def nan(pages: np.ndarray) -> float:
-    """One, or the bits of one."""
-    return np.nan if pages.dtype.kind == "f" else np.iinfo(pages.dtype).max
-
-
 def pad_pages(sequences: Sequences):
-    """As many pages for any sequences, so that there is one program."""
-    return jax.tree.map(
-        lambda x: np.concatenate(
-            [x, np.full_like(x, nan(x), shape=(len(x), S * P + 3 - x.shape[1], *x.shape[2:]))], 1
-        ),
-        sequences.native_pages,
-    )
+    """As many pages for any sequences, so that there is one program; more NaN behind them."""
+
+    def pad(x: np.ndarray) -> np.ndarray:
+        more = (len(x), S * P + 3 - x.shape[1], *x.shape[2:-1], x.shape[-1] * x.itemsize)
+        return np.concatenate([x, np.full(more, 0xFF, np.uint8).view(x.dtype)], 1)
+
+    return jax.tree.map(pad, sequences.native_pages)
 
 
 def fault(starts, kv_lens, tables, page_size: int, num_pages: int) -> str | None:
