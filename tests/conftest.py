@@ -12,7 +12,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 # Shapes and types of what runs on the device are checked where they are annotated.
 install_import_hook(
-    ("llmjax_kernels.paged_attention", "llmjax.nn", "llmjax.sampling", "llmjax.models.decoder"),
+    (
+        # Not triton_kernels: Triton reads the source of its functions as it stands there.
+        "llmjax_kernels.paged_attention.dispatch",
+        "llmjax_kernels.paged_attention.jax_triton",
+        "llmjax_kernels.paged_attention.reference",
+        "llmjax.nn",
+        "llmjax.sampling",
+        "llmjax.models.decoder",
+    ),
     "checked.check",
 )
 

@@ -13,6 +13,7 @@ import jax
 
 from llmjax_kernels.kv_format import KV_FORMATS
 from llmjax_kernels.native import instruction_set, set_threads
+from llmjax_kernels.paged_attention import serving
 
 from ..cache.block_pool import BlockPool
 from ..cache.host_pool import HostPool, MoveCosts
@@ -229,7 +230,7 @@ class Engine:
         weights = model.weight_bytes
         cache = self.num_pages * self.page_bytes
         pages = f"{self.num_pages:,} pages of {page_size} tokens"
-        kernels = f"native ({instruction_set()})" if model.native else "XLA"
+        kernels = f"native ({instruction_set()})" if model.native else serving()
         return "\n".join(
             [
                 f"model     {self.config.model.model} ({model.config.architecture})",
