@@ -71,9 +71,13 @@ notebook: $(VENV)/.run ## Open the notebooks
 	$(BIN)/python -m pip install --quiet --editable '.[notebook]'
 	$(BIN)/jupyter lab notebooks
 
+# Built for all that the CPU has; but its AMX code crashed on the machines with AMX that were tried.
+LLAMACPP_CMAKE := $(if $(shell grep -m 1 -o amx_tile /proc/cpuinfo 2>/dev/null),-DGGML_NATIVE=OFF \
+	-DGGML_AVX512=ON -DGGML_AVX512_VNNI=ON -DGGML_AVX512_VBMI=ON -DGGML_AVX512_BF16=ON)
+
 $(PEERS)/.done: docs/benchmarks/sides/requirements.txt
 	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip install --quiet --requirement $<
+	CMAKE_ARGS="$(LLAMACPP_CMAKE)" $(PEERS)/bin/python -m pip install --quiet --requirement $<
 	@touch $@
 
 $(PEERS_VLLM)/.done: docs/benchmarks/sides/install_vllm.sh docs/benchmarks/sides/vllm-requirements.txt

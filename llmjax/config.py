@@ -222,6 +222,24 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True)
+class ParallelConfig:
+    """Which devices a model is spread over.
+
+    Attributes:
+        tensor_parallel_size: devices that share each layer: its heads, its mlp channels and the
+            vocabulary. Any number does: heads that do not divide are copied, or filled up with
+            zeros. By XLA alone; the native CPU kernels run on one device.
+    """
+
+    tensor_parallel_size: int = 1
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        size = self.tensor_parallel_size
+        _require(1 <= size <= 1024, f"tensor_parallel_size is {size}, allowed: 1 to 1024")
+
+
+@dataclass(frozen=True)
 class CompileConfig:
     """Which step programs exist.
 
@@ -253,6 +271,7 @@ PARTS: dict[str, Any] = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
+    "parallel": ParallelConfig,
     "compile": CompileConfig,
 }
 """What an EngineConfig is made of, by its field."""
@@ -271,6 +290,7 @@ class EngineConfig:
     model: ModelConfig
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     compile: CompileConfig = field(default_factory=CompileConfig)
     max_logprobs: int = 20
     threads: int | None = None

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import itertools
-import operator
 import signal
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import islice
-from numbers import Integral
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import jax.numpy as jnp
 from flax import nnx
 from tqdm.auto import tqdm
 
+from .arguments import (
+    PROMPT,
+    Messages,
+    Options,
+    Prompt,
+    as_batch,
+    as_token_ids,
+    each_options,
+    for_each,
+    is_list,
+    refused,
+)
 from .beam_search import BeamSearch, BeamSearchParams
 from .checks import shown
 from .config import EngineConfig
@@ -27,13 +36,6 @@ from .errors import InvalidRequestError, ShutdownError
 from .models import Decoder, ForwardOutput
 from .request import Request, RequestOptions, RequestOutput, SamplingParams
 from .tokenizer import Tokenizer
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-Messages = Sequence[Mapping[str, Any]]
-Options = RequestOptions | Sequence[RequestOptions] | None
-T = TypeVar("T")
-
-_PROMPT = "a string, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}"
 
 
 class LLM:
@@ -136,7 +138,7 @@ class LLM:
         Raises:
             InvalidRequestError: a prompt or its parameters cannot be served; nothing runs.
         """
-        encoded = [self._encode(p) for p in _batch(prompts)]
+        encoded = [self._encode(p) for p in as_batch(prompts)]
         return self._run(encoded, params, use_tqdm, priority, options)
 
     def chat(
@@ -159,7 +161,7 @@ class LLM:
         Raises:
             ChatTemplateError: the template refused the messages.
         """
-        many = _is_list(messages) and len(messages) > 0 and _is_list(messages[0])
+        many = is_list(messages) and len(messages) > 0 and is_list(messages[0])
         batch: Any = messages if many else [messages]
         encoded = [self._encode_chat(m, template) for m in batch]
         return self._run(encoded, params, use_tqdm, priority, options)
@@ -187,14 +189,16 @@ class LLM:
                 is given with a prompt that takes none.
             RequestTimeoutError, QueueTimeoutError: it was late to end, or to begin.
         """
-        is_chat = _is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)  # type: ignore[index]
+        is_chat = is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)  # type: ignore[index]
         if template and not is_chat:
             raise InvalidRequestError(
                 f"{', '.join(template)}: allowed with messages only, not with a prompt",
                 param=next(iter(template)),
             )
         encoded = self._encode_chat(prompt, template) if is_chat else self._encode(prompt)  # type: ignore[arg-type]
-        return self._stream(encoded, self._params(params, 1)[0], _options(priority, options, 1)[0])
+        return self._stream(
+            encoded, self._params(params, 1)[0], each_options(priority, options, 1)[0]
+        )
 
     def _stream(
         self, encoded: tuple[str | None, list[int]], params: SamplingParams, options: RequestOptions
@@ -223,8 +227,8 @@ class LLM:
         """
         most = self.engine.config.max_logprobs // 2
         if params.beam_width > most:
-            raise _refused("beam_width", params.beam_width, f"up to {most}, half of max_logprobs")
-        encoded = [self._encode(p) for p in _batch(prompts)]
+            raise refused("beam_width", params.beam_width, f"up to {most}, half of max_logprobs")
+        encoded = [self._encode(p) for p in as_batch(prompts)]
         eos, longest = self.tokenizer.eos_token_ids, self.engine.max_model_len
         searches = [BeamSearch(ids, params, eos, longest) for _, ids in encoded]
         while contexts := [ids for search in searches for ids in search.prompts]:
@@ -256,18 +260,20 @@ class LLM:
                 another shape.
         """
         config = self.engine.model.config
+        if attentions and self.engine.config.parallel.tensor_parallel_size > 1:
+            raise refused("attentions", attentions, "False with tensor_parallel_size above 1")
         if inputs_embeds is None:
             allowed = f"one or more token ids from 0 to {config.vocab_size - 1}"
-            ids = _token_ids(token_ids, "token_ids", allowed)
+            ids = as_token_ids(token_ids, "token_ids", allowed)
             if not ids or min(ids) < 0 or max(ids) >= config.vocab_size:
-                raise _refused("token_ids", token_ids, allowed)
+                raise refused("token_ids", token_ids, allowed)
             return self.model(jnp.asarray(ids, jnp.int32), attentions=attentions)
         if token_ids is not None:
-            raise _refused("token_ids", token_ids, "None where inputs_embeds is given")
+            raise refused("token_ids", token_ids, "None where inputs_embeds is given")
         shape: Any = getattr(inputs_embeds, "shape", ())
         if len(shape) != 2 or not shape[0] or shape[1] != config.hidden_size:
             allowed = f"an array of shape [T, {config.hidden_size}]"
-            raise _refused("inputs_embeds", inputs_embeds, allowed)
+            raise refused("inputs_embeds", inputs_embeds, allowed)
         return self.model(inputs_embeds=inputs_embeds, attentions=attentions)
 
     def _run(
@@ -279,7 +285,7 @@ class LLM:
         options: Options,
     ) -> list[RequestOutput]:
         each = self._params(params, len(encoded))
-        treated = _options(priority, options, len(encoded))
+        treated = each_options(priority, options, len(encoded))
         ids: list[str] = []
         try:
             for prompt, p, o in zip(encoded, each, treated, strict=True):
@@ -292,7 +298,7 @@ class LLM:
         """One for each of `count` prompts."""
         if params is None:
             return [self.default_params] * count
-        return _for_each("params", params, SamplingParams, count)
+        return for_each("params", params, SamplingParams, count)
 
     def _collect(self, ids: list[str], show: bool) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
@@ -380,7 +386,7 @@ class LLM:
             prompt = next(iter(prompt.values()))
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt)
-        return None, _token_ids(prompt, "prompt", _PROMPT)
+        return None, as_token_ids(prompt, "prompt", PROMPT)
 
     def _encode_chat(self, messages: Messages, template: dict) -> tuple[str | None, list[int]]:
         return None, self.tokenizer.encode_chat(messages, **template)
@@ -401,58 +407,3 @@ def _interrupts_later() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         if held:
             signal.raise_signal(signal.SIGINT)
-
-
-def _refused(param: str, value: object, allowed: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{param} is {shown(value)}, allowed: {allowed}", param=param)
-
-
-def _for_each(param: str, values: Any, kind: type[T], count: int) -> Sequence[T]:
-    """`values`, one of a kind or a list of them, as one for each of `count` prompts."""
-    if isinstance(values, kind):
-        return [values] * count
-    if not _is_list(values) or not all(isinstance(value, kind) for value in values):
-        raise _refused(param, values, f"{kind.__name__}, a list of them, or None")
-    if len(values) != count:
-        raise InvalidRequestError(
-            f"{count} prompts came with {len(values)} {param}, allowed: one, or one for each",
-            param=param,
-        )
-    return values
-
-
-def _options(priority: Any, options: Any, count: int) -> Sequence[RequestOptions]:
-    """One for each of `count` prompts, with the priorities given beside them."""
-    each = _for_each(
-        "options", RequestOptions() if options is None else options, RequestOptions, count
-    )
-    if priority is None:
-        return each
-    priorities = _for_each("priority", priority, int, count)
-    return [replace(o, priority=p) for o, p in zip(each, priorities, strict=True)]
-
-
-def _is_list(value: Any) -> bool:
-    """A list, a tuple, an array: what has items by number and is no text."""
-    if isinstance(value, Sequence):
-        return not isinstance(value, str | bytes)
-    return getattr(value, "ndim", 0) > 0
-
-
-def _batch(prompts: Any) -> Sequence[Prompt]:
-    """One prompt or several, as several."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if not _is_list(prompts):
-        raise _refused("prompts", prompts, f"{_PROMPT}; or a list of these")
-    are_ids = len(prompts) > 0 and all(isinstance(i, Integral) for i in prompts)
-    return [prompts] if are_ids or getattr(prompts, "ndim", 0) == 1 else prompts
-
-
-def _token_ids(values: Any, param: str, allowed: str) -> list[int]:
-    if _is_list(values):
-        try:
-            return [operator.index(i) for i in values]
-        except TypeError:
-            pass
-    raise _refused(param, values, allowed)

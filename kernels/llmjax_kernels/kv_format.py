@@ -35,8 +35,11 @@ class KVFormat(NamedTuple):
 
     @property
     def storage(self) -> np.dtype:
-        """Of the arrays of pages: codes and scales lie together as bytes."""
-        return np.dtype(np.uint8) if self.is_scaled else self.dtype
+        """Of the arrays of pages: codes and scales lie together as bytes, 16-bit floats as
+        integers, for XLA on a CPU widens arrays of these to change a row of them, all of it."""
+        if self.is_scaled:
+            return np.dtype(np.uint8)
+        return np.dtype(np.uint16) if self.dtype.itemsize == 2 else self.dtype
 
     def width(self, head_dim: int) -> int:
         """Elements of a row in a page."""
@@ -48,7 +51,7 @@ class KVFormat(NamedTuple):
     def encode(self, rows: Float[Array, "*n H"]) -> Array:
         """Rows as pages keep them, [*n width]; the scale comes last."""
         if not self.is_scaled:
-            return rows.astype(self.dtype)
+            return lax.bitcast_convert_type(rows.astype(self.dtype), self.storage)
         rows = rows.astype(jnp.float32)
         largest = jnp.max(jnp.abs(rows), axis=-1, keepdims=True)
         scale = largest / self.most
@@ -62,7 +65,7 @@ class KVFormat(NamedTuple):
     def decode(self, rows: Array, dtype: np.dtype) -> Float[Array, "*n H"]:
         """The values of rows as pages keep them."""
         if not self.is_scaled:
-            return rows
+            return lax.bitcast_convert_type(rows, self.dtype)
         codes = lax.bitcast_convert_type(rows[..., :-SCALE_BYTES], self.dtype)
         scale = lax.bitcast_convert_type(rows[..., -SCALE_BYTES:], jnp.float32)
         return (codes.astype(jnp.float32) * scale[..., None]).astype(dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ from llmjax_kernels.host_memory import empty
 
 from .base import Checkpoint, Part
 
+Sources = Sequence[np.ndarray | None]
 _Key = tuple[tuple[int, int], ...]
 
 
@@ -27,14 +28,30 @@ def array_from_tensor(
     return _build(shape, dtype, sharding, fill)
 
 
-def array_from_values(values: np.ndarray, dtype: np.dtype, sharding: Sharding) -> jax.Array:
-    """The same of values that are in memory already."""
+def array_from_values(
+    values: np.ndarray, dtype: np.dtype, sharding: Sharding, sources: Sources = ()
+) -> jax.Array:
+    """The same of values that are in memory already.
+
+    Args:
+        sources: for each axis of the array the index in `values` of each place, -1 for zeros;
+            None, or no entry, for all in order.
+    """
+    sources = (*sources, *[None] * (values.ndim - len(sources)))
+    sizes = [n if s is None else len(s) for n, s in zip(values.shape, sources, strict=True)]
 
     def fill(parts: list[Part]) -> None:
         for where, out in parts:
-            out[...] = values[where]
+            piece = values
+            for axis, (places, source) in enumerate(zip(where, sources, strict=True)):
+                if source is None:
+                    piece = piece[(slice(None),) * axis + (places,)]
+                    continue
+                piece = np.take(piece, np.maximum(source[places], 0), axis)
+                piece[(slice(None),) * axis + (source[places] < 0,)] = 0
+            out[...] = piece
 
-    return _build(values.shape, dtype, sharding, fill)
+    return _build(tuple(sizes), dtype, sharding, fill)
 
 
 def _build(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,8 @@ from ..errors import ConfigError
 from ..models import Decoder
 from ..models.config import DecoderConfig
 from ..models.weights import WeightTable
-from ..parallel.rules import parameter_sharding
+from ..parallel.partition import Partition, Sizes, partition
+from ..parallel.rules import logical_axes, parameter_sharding
 from ..tokenizer import Tokenizer
 from .arrays import array_from_tensor, array_from_values
 from .base import FLOAT_TYPES, Checkpoint
@@ -50,6 +51,8 @@ class LoadedModel:
     """A model in memory.
 
     Attributes:
+        config: with the heads and channels that there are, those added to divide them included.
+        mesh: that it is spread over.
         dtype: of activations.
         kv_format: how to keep keys and values, unless asked otherwise.
         weight_type: of the weights, for people.
@@ -59,6 +62,7 @@ class LoadedModel:
     """
 
     config: DecoderConfig
+    mesh: Mesh | None
     graphdef: nnx.GraphDef
     state: nnx.State
     dtype: jnp.dtype
@@ -72,6 +76,12 @@ class LoadedModel:
     def weight_bytes(self) -> int:
         """Memory that the weights take; arrays that several share count once."""
         return sum({id(x): x.nbytes for x in jax.tree.leaves(self.state)}.values())
+
+    @property
+    def device_bytes(self) -> int:
+        """What of them the first device has."""
+        arrays = {id(x): x for x in jax.tree.leaves(self.state)}.values()
+        return sum(x.addressable_shards[0].data.nbytes for x in arrays)
 
     def differentiable_state(self) -> nnx.State:
         """`state` with float32 copies of packed weights, as gradients are of plain arrays."""
@@ -142,12 +152,21 @@ def load_model(
             return SingleDeviceSharding(jax.local_devices()[0])
         return parameter_sharding(path, shape, mesh)
 
+    divided, parts = _divide(config, mesh)
     weights = load_weights(
-        checkpoint, config, table, chosen, sharding_of, packing=packing, progress=progress
+        checkpoint,
+        config,
+        table,
+        chosen,
+        sharding_of,
+        parts=parts,
+        packing=packing,
+        progress=progress,
     )
     stored = "as stored" if native and dtype == "auto" else chosen.name
     return LoadedModel(
-        config=config,
+        config=divided,
+        mesh=mesh,
         graphdef=weights.graphdef,
         state=weights.state,
         dtype=chosen,
@@ -158,6 +177,20 @@ def load_model(
         tokenizer=text.tokenizer,
         generation_defaults=text.generation_defaults,
     )
+
+
+def _divide(config: DecoderConfig, mesh: Mesh | None) -> tuple[DecoderConfig, Partition | None]:
+    """The model as tensor parallelism divides it."""
+    if mesh is None or mesh.size == 1:
+        return config, None
+    sizes = Sizes(config.num_heads, config.num_kv_heads, config.head_dim, config.mlp_size)
+    parts = partition(sizes, mesh.shape["tensor"])
+    if config.qk_norm == "full" and parts.sources.keys() & {"heads", "kv_heads"}:
+        raise ConfigError(
+            f"tensor_parallel_size is {mesh.shape['tensor']}, allowed for {config.architecture}: "
+            f"what divides its {config.num_kv_heads} key-value heads, over all of which it norms"
+        )
+    return replace(config, **parts.sizes._asdict()), parts
 
 
 def _give_back_freed_memory() -> None:
@@ -195,6 +228,7 @@ def load_weights(
     dtype: jnp.dtype,
     sharding_of: ShardingOf,
     *,
+    parts: Partition | None = None,
     packing: Packing | None = None,
     progress: bool = True,
 ) -> Weights:
@@ -203,17 +237,23 @@ def load_weights(
     Norm weights stay float32; others are rounded to `dtype`, but for matrices if `packing`
     says how to pack them.
 
+    Args:
+        config: what the checkpoint has.
+        parts: how it is dealt out to devices; None takes it as it is.
+
     Raises:
         WeightMismatchError: tensors are missing, unknown or of the wrong shape; names all.
         UnsupportedModelError: a needed tensor's type cannot be read.
     """
-    graphdef, abstract = nnx.split(nnx.eval_shape(lambda: Decoder(config, dtype)))
-    leaves = {".".join(map(str, keys)): (keys, leaf) for keys, leaf in nnx.to_flat_state(abstract)}
+    graphdef, leaves = _parameters(config, dtype)
+    stored = {path: leaf for path, (_, leaf) in leaves.items()}
+    if parts is not None:
+        graphdef, leaves = _parameters(replace(config, **parts.sizes._asdict()), dtype)
     wanted = {
         path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding_of(path, leaf.shape))
         for path, (_, leaf) in leaves.items()
     }
-    plan = plan_weights(checkpoint, config, table, wanted)
+    plan = plan_weights(checkpoint, config, table, stored)
     packer = Packer(checkpoint, config, plan, wanted, packing) if packing else None
     arrays: dict[str, jax.Array | PackedWeight] = {}
     total = sum(w.size * w.dtype.itemsize for w in wanted.values())
@@ -224,12 +264,19 @@ def load_weights(
             if packer and name in packer.tensors:
                 packer.add(name, uses)
             else:
-                arrays |= _fill(checkpoint, name, uses, config, wanted)
+                arrays |= _fill(checkpoint, name, uses, config, wanted, parts)
             bar.update(sum(wanted[use.path].size * wanted[use.path].dtype.itemsize for use in uses))
     if packer:
         arrays |= packer.done()
     state = [(keys, leaf.replace(arrays[path])) for path, (keys, leaf) in leaves.items()]
     return Weights(graphdef, nnx.from_flat_state(state))
+
+
+def _parameters(config: DecoderConfig, dtype: jnp.dtype) -> tuple[nnx.GraphDef, dict[str, Any]]:
+    """A decoder without arrays: the place in its state and the shape of each, by path."""
+    graphdef, abstract = nnx.split(nnx.eval_shape(lambda: Decoder(config, dtype)))
+    flat = nnx.to_flat_state(abstract)
+    return graphdef, {".".join(map(str, keys)): (keys, leaf) for keys, leaf in flat}
 
 
 def _fill(
@@ -238,10 +285,12 @@ def _fill(
     uses: list[Use],
     config: DecoderConfig,
     wanted: dict[str, jax.ShapeDtypeStruct],
+    parts: Partition | None,
 ) -> dict[str, jax.Array]:
     """The parameters that one tensor fills, by path."""
     path, transform = uses[0]
-    if len(uses) == 1 and transform is None:
+    sources = {} if parts is None else parts.sources
+    if len(uses) == 1 and transform is None and not sources.keys() & set(logical_axes(path)):
         return {
             path: array_from_tensor(checkpoint, name, wanted[path].dtype, wanted[path].sharding)
         }
@@ -249,5 +298,10 @@ def _fill(
     filled = {}
     for path, transform in uses:
         values = stored if transform is None else transform(stored, config)
-        filled[path] = array_from_values(values, wanted[path].dtype, wanted[path].sharding)
+        filled[path] = array_from_values(
+            values,
+            wanted[path].dtype,
+            wanted[path].sharding,
+            [sources.get(axis or "") for axis in logical_axes(path)],
+        )
     return filled

@@ -95,6 +95,11 @@ class Buckets:
         return min(self._mixed[-1][0], self.config.max_num_batched_tokens)
 
     @property
+    def largest(self) -> Bucket:
+        """The bucket that holds any step."""
+        return Bucket(*self._mixed[-1], self._pages[-1])
+
+    @property
     def max_seqs(self) -> int:
         """Sequences that can run with what is ready, so that a prefill fits beside decodes."""
         return max((seqs for _, seqs in self._ready.edges), default=0)

@@ -103,7 +103,7 @@ class Engine:
             resolve_model(config.model.model),
             dtype=config.model.dtype,
             quantization=config.model.quantization,
-            mesh=make_mesh(),
+            mesh=make_mesh(config.parallel.tensor_parallel_size),
             check=self._check_model,
             page_size=config.cache.block_size,
         )
@@ -351,18 +351,11 @@ class Engine:
 
     def _size_memory(self) -> tuple[KVLayout, int, int]:
         """Chooses how layers share pages, max_model_len and the number of pages."""
-        cache, scheduler, model = self.config.cache, self.config.scheduler, self.model.config
+        scheduler, model = self.config.scheduler, self.model.config
         asked, own = self.config.model.max_model_len, model.max_position
         layout = self._make_layout(model, asked or own)
-        pages = count_pages(
-            cache,
-            scheduler,
-            model,
-            layout,
-            max_model_len=asked or own,
-            weight_bytes=self.model.weight_bytes,
-            format=self.kv_format,
-        )
+        buckets = self._make_buckets(asked or own)
+        pages = count_pages(self.config, self.model, layout, self.kv_format, buckets)
         size = page_bytes(model, layout, self.kv_format)
         log.info("KV pool: %d pages, %.2f GiB", pages, pages * size / 2**30)
         length = fit_context(asked, own, pages, layout, scheduler)

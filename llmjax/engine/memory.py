@@ -10,10 +10,13 @@ import psutil
 from llmjax_kernels.kv_format import KVFormat
 
 from ..cache.layout import KVLayout
-from ..config import CacheConfig, SchedulerConfig
+from ..checkpoint import LoadedModel
+from ..config import CacheConfig, EngineConfig
 from ..errors import ConfigError
 from ..models import DecoderConfig
+from .buckets import Buckets
 from .context import step_bytes
+from .step import StepPrograms
 
 _GIB = 2**30
 
@@ -25,34 +28,60 @@ def page_bytes(config: DecoderConfig, layout: KVLayout, format: KVFormat) -> int
 
 
 def count_pages(
-    cache: CacheConfig,
-    scheduler: SchedulerConfig,
-    config: DecoderConfig,
-    layout: KVLayout,
-    *,
-    max_model_len: int,
-    weight_bytes: int,
-    format: KVFormat,
+    config: EngineConfig, model: LoadedModel, layout: KVLayout, format: KVFormat, buckets: Buckets
 ) -> int:
     """Pages to allocate: what the memory share leaves, at most what could ever be used.
+
+    What the largest step takes beside weights and pages is an estimate; where memory is the
+    device's own, what its program takes, which is compiled for this.
+
+    Args:
+        buckets: of the longest sequences asked for.
 
     Raises:
         ConfigError: not even one sequence's first page fits; carries the numbers.
     """
-    if cache.num_gpu_blocks_override is not None:
-        return cache.num_gpu_blocks_override
-    total, share = _device_memory(cache)
-    budget = int(total * share) - weight_bytes - step_bytes(scheduler, config, max_model_len)
-    size = page_bytes(config, layout, format)
-    useful = scheduler.max_num_seqs * layout.num_groups * layout.num_blocks(max_model_len)
-    pages = min(budget // size, useful)
-    if pages < 1:
-        raise ConfigError(
-            f"no memory is left for KV pages: gpu_memory_utilization {share} of "
-            f"{total / _GIB:.1f} GiB less {weight_bytes / _GIB:.2f} GiB of weights; raise "
-            "gpu_memory_utilization or lower max_num_batched_tokens or max_num_seqs"
-        )
-    return int(pages)
+    if config.cache.num_gpu_blocks_override is not None:
+        return config.cache.num_gpu_blocks_override
+    longest = config.model.max_model_len or model.config.max_position
+    scheduler = config.scheduler
+    weights, size = model.weight_bytes, page_bytes(model.config, layout, format)
+    if _bytes_limit() is not None:
+        # Of each device, which has its heads of every page.
+        weights, size = model.device_bytes, size // config.parallel.tensor_parallel_size
+    total, share = _device_memory(config.cache)
+    useful = scheduler.max_num_seqs * layout.num_groups * layout.num_blocks(longest)
+
+    def pages_beside(temporaries: int) -> int:
+        budget = int(total * share) - weights - temporaries
+        if budget < size:
+            raise ConfigError(
+                f"no memory is left for KV pages: gpu_memory_utilization {share} of "
+                f"{total / _GIB:.2f} GiB less {weights / _GIB:.2f} GiB of weights and "
+                f"{temporaries / _GIB:.2f} GiB of a step's temporaries; raise "
+                "gpu_memory_utilization or lower max_num_batched_tokens or max_num_seqs"
+            )
+        return min(budget // size, useful)
+
+    pages = pages_beside(step_bytes(scheduler, model.config, longest))
+    if _bytes_limit() is None:
+        # A host's memory is shared with others and filled to a fifth: the estimate does, and a
+        # start need not wait for the largest program.
+        return pages
+    programs = StepPrograms(
+        model,
+        layout,
+        format,
+        slots=scheduler.max_num_seqs,
+        max_model_len=longest,
+        max_logprobs=config.max_logprobs,
+    )
+    return pages_beside(programs.temporaries(buckets.largest, pages))
+
+
+def _bytes_limit() -> int | None:
+    """What the device has, where it has memory of its own."""
+    return (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
 def _device_memory(cache: CacheConfig) -> tuple[int, float]:
@@ -61,9 +90,8 @@ def _device_memory(cache: CacheConfig) -> tuple[int, float]:
     In all, not free just now: the number of pages shapes the compiled programs, which the
     next start finds on disk only if it comes to the same number.
     """
-    stats = jax.devices()[0].memory_stats()
-    if stats and "bytes_limit" in stats:
-        return stats["bytes_limit"], cache.gpu_memory_utilization or 0.9
+    if (own := _bytes_limit()) is not None:
+        return own, cache.gpu_memory_utilization or 0.9
     total = psutil.virtual_memory().total
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.exists() and (text := limit.read_text().strip()).isdigit():

@@ -33,11 +33,15 @@ class PageMover:
         pools: shapes of the device's pools.
         axis: of the pages in each array.
         num_slots: pages that host memory holds; its pages are touched as they are used.
+
+    Attributes:
+        programs: all that it runs on the device.
     """
 
     def __init__(self, pools: Pools, *, axis: int, num_slots: int):
         self._axis = axis
         self._copy = self._compile(self._copy_pages, pools, _ids(), _ids())
+        self.programs = [self._copy]
         self._on_the_way: list[tuple[list[int], Any]] = []
         if num_slots:
             self._most = min(num_slots, jax.tree.leaves(pools)[0].shape[axis])
@@ -47,6 +51,7 @@ class PageMover:
             self._gather = jax.jit(self._gather_pages).lower(pools, _ids()).compile()
             rows = jax.eval_shape(self._gather_pages, pools, _ids())
             self._scatter = self._compile(self._scatter_pages, pools, _ids(), rows)
+            self.programs += [self._gather, self._scatter]
 
     def run(self, pools: Pools, transfers: Iterable[Transfer]) -> Pools:
         """The pools after the transfers; the given ones are donated."""
@@ -133,7 +138,8 @@ class PageMover:
         return lax.dynamic_update_slice_in_dim(pool, row, page, self._axis)
 
     def _compile(self, function: Any, *shapes: Any) -> Any:
-        return jax.jit(function, donate_argnums=0).lower(*shapes).compile()
+        out = jax.tree.map(lambda pool: pool.sharding, shapes[0])
+        return jax.jit(function, donate_argnums=0, out_shardings=out).lower(*shapes).compile()
 
 
 def _ids() -> jax.ShapeDtypeStruct:

@@ -21,12 +21,12 @@ from ..checkpoint import LoadedModel
 from ..config import EngineConfig
 from ..request import TokenLogprobs
 from ..sampling import BiasTable, Logprobs, SampledTokens, token_logprobs
-from .batch import BiasRow, SlotTable, packed_size
+from .batch import BiasRow, SlotTable
 from .buckets import Bucket, Buckets
 from .compile import Programs
 from .page_mover import PageMover
 from .plan import Chunk, Plan
-from .step import DeviceState, StepOutput, flatten_once, make_state, make_step
+from .step import StepOutput, StepPrograms, shapes_of, shardings_of
 
 _PROMPT_ROWS = 64
 """Prompt positions whose log-probabilities are computed together, by one program."""
@@ -82,16 +82,23 @@ class Runner:
         on_compiled: Callable[[Bucket, float], None],
     ):
         self._graphdef, self._max_logprobs = model.graphdef, config.max_logprobs
-        self._native = model.native
-        self._weights, self._tree = flatten_once(model.state)
         slots = config.scheduler.max_num_seqs
-        self._layout = layout
-        size = (layout, num_pages, slots, max_model_len)
-        make = partial(make_state, model.config, *size, kv_format, model.native)
-        self._state_shapes: DeviceState = jax.eval_shape(make)
+        programs = StepPrograms(
+            model,
+            layout,
+            kv_format,
+            slots=slots,
+            max_model_len=max_model_len,
+            max_logprobs=config.max_logprobs,
+        )
+        self._weights, self._tree = programs.weights, programs.tree
+        make = partial(programs.make_state, num_pages)
+        self._state_shapes = programs.state_shapes(num_pages)
         most_pages = max(bucket.pages for bucket in buckets.all)
         self._slots = SlotTable(slots, most_pages, layout.num_groups)
-        self.programs = Programs(buckets, self._compile_step, on_compiled)
+        self.programs = Programs(
+            buckets, partial(programs.compile, num_pages=num_pages), on_compiled
+        )
         # Filling gigabytes with zeros takes seconds, for which compiling need not wait.
         with ThreadPoolExecutor(1) as pool:
             state = pool.submit(make)
@@ -180,17 +187,6 @@ class Runner:
             rows += [_row(scored, i, token, top) for i, token in enumerate(part)]
         return rows
 
-    def _compile_step(self, bucket: Bucket) -> Any:
-        layout = self._layout
-        step = make_step(
-            self._graphdef, self._tree, layout, bucket, self._max_logprobs, self._native
-        )
-        packed = jax.ShapeDtypeStruct((packed_size(bucket, layout.num_groups),), jnp.int32)
-        lowered = jax.jit(step, donate_argnums=1).lower(
-            _shapes(self._weights), self._state_shapes, packed
-        )
-        return lowered.compile()
-
     def _compile_set_bias(self) -> Any:
         def set_bias(table: BiasTable, slot: jax.Array, row: BiasRow) -> BiasTable:
             return BiasTable(
@@ -203,7 +199,8 @@ class Runner:
         ints = jax.ShapeDtypeStruct((width,), jnp.int32)
         row = BiasRow(ints, jax.ShapeDtypeStruct((width,), jnp.float32), ints)  # type: ignore[arg-type]
         slot = jax.ShapeDtypeStruct((), jnp.int32)
-        jitted = jax.jit(set_bias, donate_argnums=0)
+        out = shardings_of(self._state_shapes.bias)
+        jitted = jax.jit(set_bias, donate_argnums=0, out_shardings=out)
         return jitted.lower(self._state_shapes.bias, slot, row).compile()
 
     def _compile_set_history(self) -> Any:
@@ -213,7 +210,8 @@ class Runner:
         history = self._state_shapes.history
         row = jax.ShapeDtypeStruct(history.shape[1:], jnp.int32)
         slot = jax.ShapeDtypeStruct((), jnp.int32)
-        return jax.jit(set_history, donate_argnums=0).lower(history, slot, row).compile()
+        jitted = jax.jit(set_history, donate_argnums=0, out_shardings=history.sharding)
+        return jitted.lower(history, slot, row).compile()
 
     def _compile_prompt_logprobs(self, model: LoadedModel) -> Any:
         def score(weights, hidden, targets):
@@ -223,11 +221,7 @@ class Runner:
 
         hidden = jax.ShapeDtypeStruct((_PROMPT_ROWS, model.config.hidden_size), model.dtype)
         targets = jax.ShapeDtypeStruct((_PROMPT_ROWS,), jnp.int32)
-        return jax.jit(score).lower(_shapes(self._weights), hidden, targets).compile()
-
-
-def _shapes(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
+        return jax.jit(score).lower(shapes_of(self._weights), hidden, targets).compile()
 
 
 def _row(scored: Logprobs | SampledTokens, row: int, token_id: int, top: int) -> TokenLogprobs:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from llmjax_kernels.kv_format import KVFormat
@@ -16,12 +19,14 @@ from llmjax_kernels.layout import PagedKV
 from llmjax_kernels.native.blocks import make_pages
 
 from ..cache.layout import KVLayout
+from ..checkpoint import LoadedModel
 from ..models import Decoder, DecoderConfig
 from ..nn.attention import PagedContext
 from ..nn.native import NativeContext
+from ..parallel.rules import KV_PAGES
 from ..request import MAX_LOGIT_BIAS
 from ..sampling import BiasTable, SampledTokens, sample
-from .batch import unpack
+from .batch import packed_size, unpack
 from .buckets import Bucket
 
 
@@ -104,6 +109,106 @@ def make_state(
     )
 
 
+class StepPrograms:
+    """Compiles the steps of a loaded model.
+
+    Args:
+        slots: sequences that run at once.
+        max_model_len: tokens a sequence may reach.
+
+    Attributes:
+        weights: the model's arrays, as every program takes them.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        layout: KVLayout,
+        kv_format: KVFormat,
+        *,
+        slots: int,
+        max_model_len: int,
+        max_logprobs: int,
+    ):
+        self.weights, self.tree = flatten_once(model.state)
+        self._model, self._layout, self._kv_format = model, layout, kv_format
+        self._slots, self._max_model_len = slots, max_model_len
+        self._max_logprobs = max_logprobs
+
+    @property
+    def _mesh(self) -> Mesh | None:
+        """Where there are several devices."""
+        mesh = self._model.mesh
+        return mesh if mesh is not None and mesh.size > 1 else None
+
+    def make_state(self, num_pages: int) -> DeviceState:
+        """A state of zeros."""
+        make = partial(self._zeros, num_pages)
+        if self._mesh is None:
+            return make()
+        return jax.jit(make, out_shardings=shardings_of(self.state_shapes(num_pages)))()
+
+    def state_shapes(self, num_pages: int) -> DeviceState:
+        """The shapes of a state's arrays, and how they are laid out over several devices."""
+        shapes, mesh = jax.eval_shape(partial(self._zeros, num_pages)), self._mesh
+        if mesh is None:
+            return shapes
+        whole, pages = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, KV_PAGES)
+
+        def laid_out(tree: Any, sharding: NamedSharding) -> Any:
+            return jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
+            )
+
+        return replace(laid_out(shapes, whole), pages=laid_out(shapes.pages, pages))
+
+    def _zeros(self, num_pages: int) -> DeviceState:
+        return make_state(
+            self._model.config,
+            self._layout,
+            num_pages,
+            self._slots,
+            self._max_model_len,
+            self._kv_format,
+            self._model.native,
+        )
+
+    def compile(self, bucket: Bucket, num_pages: int) -> Any:
+        """The program of a bucket: `step(weights, state, packed) -> (state, StepOutput)`."""
+        model, layout = self._model, self._layout
+        step = make_step(
+            model.graphdef,
+            self.tree,
+            layout,
+            bucket,
+            self._max_logprobs,
+            model.native,
+            self._mesh,
+        )
+        packed = jax.ShapeDtypeStruct((packed_size(bucket, layout.num_groups),), jnp.int32)
+        state = self.state_shapes(num_pages)
+        jitted = jax.jit(step, donate_argnums=1, out_shardings=(shardings_of(state), None))
+        return jitted.lower(shapes_of(self.weights), state, packed).compile()
+
+    def temporaries(self, bucket: Bucket, num_pages: int) -> int:
+        """Bytes that a step of this bucket takes beside weights and state, as XLA planned it.
+
+        Kernels that allocate for themselves (the native ones) are not in it.
+        """
+        memory = self.compile(bucket, num_pages).memory_analysis()
+        return memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+
+
+def shardings_of(tree: Any) -> Any:
+    """The layouts of arrays; None where XLA has only one device to choose."""
+    return jax.tree.map(lambda x: x.sharding, tree)
+
+
+def shapes_of(tree: Any) -> Any:
+    """Shapes, types and places of arrays."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
+
+
 def make_step(
     graphdef: nnx.GraphDef[Decoder],
     tree: WeightsTree,
@@ -111,8 +216,13 @@ def make_step(
     bucket: Bucket,
     max_logprobs: int,
     native: bool,
+    mesh: Mesh | None = None,
 ) -> Step:
-    """The step of one bucket, to be jitted with its state (argument 1) donated."""
+    """The step of one bucket, to be jitted with its state (argument 1) donated.
+
+    Args:
+        mesh: of several devices, over which weights and pages are laid out.
+    """
 
     def step(weights, state, packed):
         model = nnx.merge(graphdef, tree.unflatten(weights))
@@ -126,12 +236,14 @@ def make_step(
         write_slots = jnp.where(batch.is_token, token_slots, num_slots)
         history = state.history.at[write_slots, batch.positions].set(tokens, mode="drop")
         context_lens = jnp.maximum(rows.prompt_len[batch.token_seqs], batch.positions + 1)
-        kind = NativeContext if native else PagedContext
-        context = kind(list(state.pages), inputs.batches, layout.places)
+        step_of = (list(state.pages), inputs.batches, layout.places)
+        context = NativeContext(*step_of) if native else PagedContext(*step_of, mesh)
         hidden = model.hidden(tokens, batch.positions, context_lens, context)
         last = jnp.maximum(batch.query_starts[1:] - 1, 0)
         num_rows = jnp.sum(batch.kv_lens > 0, dtype=jnp.int32)[None]
         logits = model.logits(hidden[last], num_rows)
+        if mesh is not None:  # else sampling would talk between devices at every turn
+            logits = lax.with_sharding_constraint(logits, NamedSharding(mesh, PartitionSpec()))
         sampled = sample(logits, rows, history, state.bias, max_logprobs=max_logprobs)
         write_slots = jnp.where(inputs.samples > 0, rows.slot, num_slots)
         history = history.at[write_slots, rows.kv_len].set(sampled.token_ids, mode="drop")

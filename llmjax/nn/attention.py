@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
 from llmjax_kernels.layout import PagedKV, RaggedBatch
 from llmjax_kernels.paged_attention import AttentionSpec, paged_attention
 
+from ..parallel.rules import HEADS, KV_PAGES
 from .linear import Linear
 from .norm import RMSNorm
 from .rope import Rotation, rotate
@@ -39,6 +42,7 @@ class PagedContext:
         pages: a pool for each layer of a group.
         batches: of each group; they differ in their block tables.
         places: group and index in it of each layer.
+        mesh: each of its devices attends with its own heads.
     """
 
     def __init__(
@@ -46,14 +50,24 @@ class PagedContext:
         pages: list[PagedKV],
         batches: Sequence[RaggedBatch],
         places: Sequence[tuple[int, int]],
+        mesh: Mesh | None = None,
     ):
         self.pages = list(pages)
-        self._batches, self._places = batches, places
+        self._batches, self._places, self._mesh = batches, places, mesh
 
     def attend(self, layer, q, k, v, spec):
         group, index = self._places[layer]
         pool, batch = self.pages[index], self._batches[group]
-        out, self.pages[index] = paged_attention(q, k, v, pool, batch, spec)
+        attention = partial(paged_attention, spec=spec)
+        if self._mesh is not None and self._mesh.size > 1:
+            attention = jax.shard_map(
+                attention,
+                mesh=self._mesh,
+                in_specs=(HEADS, HEADS, HEADS, KV_PAGES, PartitionSpec()),
+                out_specs=(HEADS, KV_PAGES),
+                check_vma=False,
+            )
+        out, self.pages[index] = attention(q, k, v, pool, batch)
         return out
 
 

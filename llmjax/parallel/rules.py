@@ -35,15 +35,25 @@ MESH_AXES: dict[str, str] = {
 }
 
 
+HEADS = PartitionSpec(None, "tensor", None)
+"""Of queries, keys and values, [T, heads, H]."""
+KV_PAGES = PartitionSpec(None, None, "tensor", None)
+"""Of a layer's pages, [pages, page_size, K, W]: each device keeps its own heads."""
+
+
+def logical_axes(path: str) -> tuple[str | None, ...]:
+    """The logical axes of the parameter at `path` ("layers.0.attn.q.weight")."""
+    parts = path.split(".")
+    return PARAMETER_AXES.get(".".join(parts[-3:])) or PARAMETER_AXES.get(".".join(parts[-2:]), ())
+
+
 def parameter_sharding(path: str, shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
-    """The layout of the parameter at `path` ("layers.0.attn.q.weight") over `mesh`.
+    """The layout of the parameter at `path` over `mesh`.
 
     An axis that its mesh axis does not divide is replicated.
     """
-    parts = path.split(".")
-    axes = PARAMETER_AXES.get(".".join(parts[-3:])) or PARAMETER_AXES.get(".".join(parts[-2:]), ())
     spec = []
-    for axis, size in zip(axes, shape, strict=False):
+    for axis, size in zip(logical_axes(path), shape, strict=False):
         name = MESH_AXES.get(axis or "")
         divides = name in mesh.shape and size % mesh.shape[name] == 0
         spec.append(name if divides else None)

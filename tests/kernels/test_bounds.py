@@ -54,13 +54,13 @@ def test_any_sequences(name, data):
 
 
 def pad_pages(sequences: Sequences):
-    """As many pages for any sequences, so that there is one program."""
-    return jax.tree.map(
-        lambda x: np.concatenate(
-            [x, np.full_like(x, np.nan, shape=(len(x), S * P + 3 - x.shape[1], *x.shape[2:]))], 1
-        ),
-        sequences.native_pages,
-    )
+    """As many pages for any sequences, so that there is one program; more NaN behind them."""
+
+    def pad(x: np.ndarray) -> np.ndarray:
+        more = (len(x), S * P + 3 - x.shape[1], *x.shape[2:-1], x.shape[-1] * x.itemsize)
+        return np.concatenate([x, np.full(more, 0xFF, np.uint8).view(x.dtype)], 1)
+
+    return jax.tree.map(pad, sequences.native_pages)
 
 
 def fault(starts, kv_lens, tables, page_size: int, num_pages: int) -> str | None:
