@@ -267,6 +267,7 @@ def _rows(kernels: ModuleType, args: AttentionArgs) -> dict[str, Any]:
         "H": H,
         "ROW": format.width(H),
         "WIDTH": _width(H),
+        "STORED": getattr(kernels.tl, (format.storage if format.is_scaled else format.dtype).name),
         "CODE": codes.get(format.name, kernels.FLOAT).value,
     }
 

@@ -41,6 +41,7 @@ def write_kv(
     ROW: tl.constexpr,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
+    STORED: tl.constexpr,
     CODE: tl.constexpr,
     MOST: tl.constexpr,
 ):
@@ -51,9 +52,12 @@ def write_kv(
         num_pages: of a sequence in its block table.
         ROW: elements of a row in a page; H of a row that comes in.
         HEADS, WIDTH: KV_HEADS and H, up to a power of two.
+        STORED: what pages hold, whatever their arrays say (`KVFormat.storage`).
         MOST: see `KVFormat.most`.
     """
     token = tl.program_id(0)
+    k_pages = k_pages.to(tl.pointer_type(STORED), bitcast=True)
+    v_pages = v_pages.to(tl.pointer_type(STORED), bitcast=True)
     if token < tl.load(query_starts + num_seqs):
         position = tl.load(positions + token)
         seq = tl.load(token_seqs + token)
@@ -160,6 +164,7 @@ def attend(
     H: tl.constexpr,
     ROW: tl.constexpr,
     WIDTH: tl.constexpr,
+    STORED: tl.constexpr,
     CODE: tl.constexpr,
     DTYPE: tl.constexpr,
     VALUE_DTYPE: tl.constexpr,
@@ -205,6 +210,8 @@ def attend(
     if WINDOW > 0:
         bottom = tl.maximum(first - WINDOW + 1, 0)
 
+    k_pages = k_pages.to(tl.pointer_type(STORED), bitcast=True)
+    v_pages = v_pages.to(tl.pointer_type(STORED), bitcast=True)
     row = tl.arange(0, ROWS)
     token = row // GROUP
     real = token < count
