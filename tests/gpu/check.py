@@ -99,7 +99,8 @@ def check_faults(check, target, mesh) -> None:
         finally:
             jax_triton.choose_shape = chosen
         [code] = [code for code in codes if code.kernel == "attend"]
-        check(f"fault: {fault}", not code.fits(target), code)
+        found = code.spilled if "spills" in fault else code.shared > target.shared_of_block
+        check(f"fault: {fault}", bool(found) and not code.fits(target), code)
 
 
 def dumps() -> Path:
