@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def windowed_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Gemma 3: of its 7 layers, 6 see 32 tokens and one sees all; 256 ids."""
     return with_tokenizer("gemma3", tmp_path_factory.mktemp("windowed") / "tiny-gemma")
+
+
+@pytest.fixture
+def make_model(tmp_path: Path) -> Callable[[str], Path]:
+    """Makes a random model of a family in tests/models/fixtures with that tokenizer."""
+    return lambda family: with_tokenizer(family, tmp_path / family)
 
 
 def with_tokenizer(fixture: str, folder: Path) -> Path:
