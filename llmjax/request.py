@@ -236,7 +236,9 @@ class Sequence:
         num_pending: output tokens that steps in flight will add; known to the device only.
         num_computed: positions whose KV is in pages, or will be by the steps in flight.
         block_tables: of each group of layers, page ids in order of position; -1 where a page
-            lies behind the window.
+            lies behind the window or was evicted.
+        kept_pages: of each group, the pages that stand for what is kept of evicted tokens.
+        num_dropped: tokens that have left, so that later ones lie so much nearer to the start.
         num_cached_tokens: of the prompt, those that the cache had.
         slot: row of the device's per-sequence state while running, else -1.
         in_flight: steps dispatched that include this sequence and are not committed.
@@ -253,6 +255,8 @@ class Sequence:
     num_pending: int = 0
     num_computed: int = 0
     block_tables: list[list[int]] = field(default_factory=list)
+    kept_pages: list[list[int]] = field(default_factory=list)
+    num_dropped: int = 0
     num_cached_tokens: int = 0
     slot: int = -1
     in_flight: int = 0
@@ -274,6 +278,11 @@ class Sequence:
     @property
     def output_len(self) -> int:
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def page_lists(self) -> list[list[int]]:
+        """All its pages, in lists, and -1 where there is none."""
+        return [*self.block_tables, *self.kept_pages]
 
 
 class TokenLogprobs(NamedTuple):

@@ -37,7 +37,25 @@ class Load(NamedTuple):
     page: int
 
 
-Transfer = Copy | Save | Load
+class Condense(NamedTuple):
+    """A sequence's pages to those that stand for what it has not forgotten of them.
+
+    Attributes:
+        slot: the sequence's.
+        position: of the token that is computed next.
+        dropped: tokens that have left then.
+        sources, targets: pages of each group; all sources are read before a target is written.
+    """
+
+    slot: int
+    position: int
+    dropped: int
+    sources: list[list[int]]
+    targets: list[list[int]]
+
+
+Move = Copy | Save | Load
+Transfer = Move | Condense
 
 
 class Decision(NamedTuple):
