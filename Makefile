@@ -13,9 +13,11 @@ built: XLA serves, several times slower. \`$(BIN)/pip install -v -e .\` says why
 
 PEERS ?= .venv-peers
 PEERS_VLLM ?= .venv-vllm
+GPU ?= .venv-gpu
+GPU_PYTHON ?= python3.12
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test sanitize lint types format notebook bench-compare clean
+.PHONY: help serve test sanitize lint types format notebook bench-compare gpu-check clean
 
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -87,5 +89,15 @@ bench-compare: $(VENV)/.dev $(PEERS)/.done $(if $(VLLM),$(PEERS_VLLM)/.done) ## 
 	$(BIN)/python docs/benchmarks/compare.py --peers-python $(PEERS)/bin/python \
 	    $(if $(VLLM),--vllm-python $(PEERS_VLLM)/bin/python) $(if $(MACHINE),--machine '$(MACHINE)')
 
+# Without the CUDA libraries that the plugins ask for (5 GB): nothing calls them.
+$(GPU)/.done: tests/gpu/requirements.txt tests/gpu/requirements-no-deps.txt
+	$(GPU_PYTHON) -m venv $(GPU)
+	$(GPU)/bin/python -m pip install --quiet --requirement $<
+	$(GPU)/bin/python -m pip install --quiet --no-deps --requirement tests/gpu/requirements-no-deps.txt
+	@touch $@
+
+gpu-check: $(GPU)/.done ## Compile kernels and steps for NVIDIA GPUs, which need not be here (Python 3.12)
+	PYTHONPATH=.:kernels:serving $(GPU)/bin/python tests/gpu/check.py
+
 clean: ## Remove what the commands above made
-	rm -rf $(VENV) $(NATIVE)/*.so build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(GPU) $(NATIVE)/*.so build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

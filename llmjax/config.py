@@ -11,9 +11,11 @@ from .checks import type_errors
 from .errors import ConfigError
 
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
+KV_EVICTIONS = ("streaming", "snapkv")
 POLICIES = ("fcfs", "priority", "lpm")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8", "int4")
+DEFAULT_KV_BUDGET = 2048
 PREFILL_ADDRESS = re.compile(
     r"memory|shm://(?P<name>[\w.-]{1,80})|tcp://(?P<host>[^:/\[\]]+|\[[^\]]+\]):(?P<port>\d{1,5})"
 )
@@ -106,6 +108,12 @@ class CacheConfig:
             there and back takes less time than to compute them again.
         kv_offloading_size: GiB of host memory for pages that leave the prefix cache for want
             of room, by the same rule.
+        kv_eviction: what a request forgets that gets longer than `kv_budget`; by default nothing.
+            "streaming" keeps its first tokens and the most recent ones (attention sinks), and
+            `max_model_len` may then exceed what the model was trained for. "snapkv" keeps those
+            that attention looks at most (heavy hitters), and a quarter that is recent.
+        kv_budget: most tokens of a request whose keys and values are kept with `kv_eviction`;
+            by default 2048.
     """
 
     block_size: int = 16
@@ -115,6 +123,8 @@ class CacheConfig:
     enable_prefix_caching: bool = True
     swap_space: float = 4.0
     kv_offloading_size: float = 0.0
+    kv_eviction: str | None = None
+    kv_budget: int | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -140,6 +150,25 @@ class CacheConfig:
             blocks is None or blocks >= 1,
             f"num_gpu_blocks_override is {blocks}, allowed: 1 or more",
         )
+        eviction, budget = self.kv_eviction, self.kv_budget
+        _require(
+            eviction is None or eviction in KV_EVICTIONS,
+            f"kv_eviction is {eviction!r}, allowed: {', '.join(KV_EVICTIONS)}, or none",
+        )
+        _require(
+            budget is None or eviction is not None,
+            f"kv_budget is {budget}, allowed: none, as kv_eviction is none",
+        )
+        _require(
+            budget is None or (budget >= 8 * size and budget % size == 0),
+            f"kv_budget is {budget}, allowed: multiples of the block_size ({size}) from "
+            f"{8 * size} on",
+        )
+
+    @property
+    def most_kept(self) -> int:
+        """Most tokens of a request that are kept, where `kv_eviction` says what goes."""
+        return self.kv_budget or DEFAULT_KV_BUDGET
 
 
 @dataclass(frozen=True)
@@ -347,6 +376,22 @@ class EngineConfig:
         if isinstance(self.trace, os.PathLike):
             object.__setattr__(self, "trace", os.fspath(self.trace))
         check_types(self)
+        _require(
+            self.cache.kv_eviction is None or self.scheduler.enable_chunked_prefill,
+            f"kv_eviction is {self.cache.kv_eviction!r}, allowed without enable_chunked_prefill: "
+            "none, as prompts are computed in parts between which tokens are evicted",
+        )
+        size = self.parallel.tensor_parallel_size
+        _require(
+            self.cache.kv_eviction is None or size == 1,
+            f"kv_eviction is {self.cache.kv_eviction!r}, allowed with a tensor_parallel_size of "
+            f"{size}: none",
+        )
+        _require(
+            self.cache.kv_eviction is None or not self.prefill.prefill_from,
+            f"kv_eviction is {self.cache.kv_eviction!r}, allowed with prefill_from: none, as a "
+            "worker hands over whole prompts",
+        )
         _require(
             0 <= self.max_logprobs <= 1000,
             f"max_logprobs is {self.max_logprobs}, allowed: 0 to 1000",

@@ -236,7 +236,9 @@ class Sequence:
         num_pending: output tokens that steps in flight will add; known to the device only.
         num_computed: positions whose KV is in pages, or will be by the steps in flight.
         block_tables: of each group of layers, page ids in order of position; -1 where a page
-            lies behind the window.
+            lies behind the window or was evicted.
+        kept_pages: of each group, the pages that stand for what is kept of evicted tokens.
+        num_dropped: tokens that have left, so that later ones lie so much nearer to the start.
         num_cached_tokens: of the prompt, those that the cache had.
         is_held: it cannot begin, as its prompt's pages are to come from a prefill worker.
         num_brought: tokens of its prompt that a worker has computed for it.
@@ -255,6 +257,8 @@ class Sequence:
     num_pending: int = 0
     num_computed: int = 0
     block_tables: list[list[int]] = field(default_factory=list)
+    kept_pages: list[list[int]] = field(default_factory=list)
+    num_dropped: int = 0
     num_cached_tokens: int = 0
     is_held: bool = False
     num_brought: int = 0
@@ -278,6 +282,11 @@ class Sequence:
     @property
     def output_len(self) -> int:
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def page_lists(self) -> list[list[int]]:
+        """All its pages, in lists, and -1 where there is none."""
+        return [*self.block_tables, *self.kept_pages]
 
 
 class TokenLogprobs(NamedTuple):

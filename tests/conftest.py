@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 # Shapes and types of what runs on the device are checked where they are annotated.
 install_import_hook(
-    ("llmjax_kernels.paged_attention", "llmjax.nn", "llmjax.sampling", "llmjax.models.decoder"),
+    (
+        # Not triton_kernels: Triton reads the source of its functions as it stands there.
+        "llmjax_kernels.paged_attention.dispatch",
+        "llmjax_kernels.paged_attention.jax_triton",
+        "llmjax_kernels.paged_attention.reference",
+        "llmjax.nn",
+        "llmjax.sampling",
+        "llmjax.models.decoder",
+    ),
     "checked.check",
 )
 
@@ -36,6 +45,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def windowed_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Gemma 3: of its 7 layers, 6 see 32 tokens and one sees all; 256 ids."""
     return with_tokenizer("gemma3", tmp_path_factory.mktemp("windowed") / "tiny-gemma")
+
+
+@pytest.fixture
+def make_model(tmp_path: Path) -> Callable[[str], Path]:
+    """Makes a random model of a family in tests/models/fixtures with that tokenizer."""
+    return lambda family: with_tokenizer(family, tmp_path / family)
 
 
 def with_tokenizer(fixture: str, folder: Path) -> Path:

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ..request import Sequence
-from .manager import GONE, KVCache
+from .manager import KVCache
+from .way import GONE
 
 
 def check_balance(cache: KVCache, holders: Iterable[Sequence]) -> None:
@@ -15,9 +16,9 @@ def check_balance(cache: KVCache, holders: Iterable[Sequence]) -> None:
     Raises:
         RuntimeError: an account is off; says which.
     """
-    store, ways = cache.store, cache.ways
+    layout, store, ways = cache.layout, cache.store, cache.ways
     held = Counter(
-        page for seq in holders for table in seq.block_tables for page in table if page != GONE
+        page for seq in holders for pages in seq.page_lists for page in pages if page != GONE
     )
     nodes = [node for root in cache.roots.values() for node in root.walk()]
     entries = [entry for node in nodes for entry in node.entries]
@@ -26,6 +27,8 @@ def check_balance(cache: KVCache, holders: Iterable[Sequence]) -> None:
     paths = Counter(node for way in ways.values() for node in (way.root, *way.path))
     tails = Counter(way.tail for way in ways.values() if way.tail is not None)
     wanted = Counter(node for nodes in cache.wanted.values() for node in nodes)
+    full = [group for group, window in enumerate(layout.windows) if window is None]
+    most = layout.most_blocks
     accounts = {
         "held": {seq for seq in holders if seq.block_tables} == set(ways),
         "references": all(entry.refs == held[page] for page, entry in pages.items()),
@@ -37,8 +40,14 @@ def check_balance(cache: KVCache, holders: Iterable[Sequence]) -> None:
         "waiters": all(node.waiters == wanted[node] for node in nodes),
         "uncomputed": all(node.owner is None or node.owner in ways for node in nodes),
         "use": all(node.is_of_use for node in nodes),
+        "budgets": most is None or all(_num_held(s, g) <= most for s in ways for g in full),
         "slots": len(slots) == sum(entry.slot is not None for entry in entries),
         "host": store.host is None or store.host.num_used == len(slots),
     }
     if wrong := [name for name, ok in accounts.items() if not ok]:
         raise RuntimeError(f"the cache's accounts are off: {', '.join(wrong)}")
+
+
+def _num_held(seq: Sequence, group: int) -> int:
+    lists = [seq.block_tables[group], *([seq.kept_pages[group]] if seq.kept_pages else [])]
+    return sum(len(pages) - pages.count(GONE) for pages in lists)

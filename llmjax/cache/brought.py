@@ -11,9 +11,10 @@ from typing import Any
 
 from ..request import Sequence
 from .layout import KVLayout
-from .manager import GONE, KVCache
+from .manager import KVCache
 from .page_store import Bring
 from .radix_tree import Node
+from .way import GONE
 
 At = tuple[int, int]
 """(group of layers, block of tokens)"""

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .eviction import Eviction
+
 MAX_GROUPS = 8
 """Block tables travel to the device each step, one a group."""
 KEYS_AT_ONCE = 64
@@ -27,22 +29,33 @@ class KVLayout:
         windows: of each group: tokens that a token sees, itself counted; None is all before.
         layers_per_page: layers in a group; the last group of a window may have fewer.
         places: group and index in it of each layer.
+        eviction: what a long sequence forgets in the groups without a window.
     """
 
     block_size: int
     windows: tuple[int | None, ...] = (None,)
     layers_per_page: int = 1
     places: tuple[tuple[int, int], ...] = ((0, 0),)
+    eviction: Eviction | None = None
 
     @classmethod
-    def of(cls, windows: Sequence[int | None], *, block_size: int, max_model_len: int) -> KVLayout:
+    def of(
+        cls,
+        windows: Sequence[int | None],
+        *,
+        block_size: int,
+        max_model_len: int,
+        eviction: Eviction | None = None,
+    ) -> KVLayout:
         """Groups layers so that least of a page stays empty.
 
         Args:
             windows: of each layer.
-            max_model_len: a window that is no shorter is none.
+            max_model_len: a window that is no shorter than this, or than what a sequence keeps,
+                is none.
         """
-        kept = [None if w is None or w >= max_model_len else w for w in windows]
+        most = max_model_len if eviction is None else eviction.budget
+        kept = [None if w is None or w >= most else w for w in windows]
         counts = Counter(kept)
 
         def groups(size: int) -> int:
@@ -60,7 +73,7 @@ class KVLayout:
                 group_windows.append(window)
             places.append((group, index))
             filling[window] = (group, index + 1)
-        return cls(block_size, tuple(group_windows), size, tuple(places))
+        return cls(block_size, tuple(group_windows), size, tuple(places), eviction)
 
     @property
     def num_groups(self) -> int:
@@ -70,6 +83,26 @@ class KVLayout:
         """Pages of one group that hold `num_tokens` from the start."""
         return -(-num_tokens // self.block_size)
 
+    def whole(self, num_tokens: int) -> int:
+        """Of so many tokens the first, of which none is evicted while they are all there are."""
+        return num_tokens if self.eviction is None else min(num_tokens, self.eviction.budget)
+
+    def run_end(self, position: int, num_tokens: int) -> int:
+        """How far of `num_tokens` a run from `position` on goes before tokens are evicted."""
+        if self.eviction is None:
+            return num_tokens
+        return min(num_tokens, self.eviction.run_end(position))
+
+    @property
+    def most_blocks(self) -> int | None:
+        """Pages of a group without a window that a sequence ever holds; None: as it gets longer."""
+        return None if self.eviction is None else self.eviction.most_held // self.block_size
+
+    def held_blocks(self, num_tokens: int) -> int:
+        """Pages of a group without a window that one of so many tokens holds at most."""
+        blocks, most = self.num_blocks(num_tokens), self.most_blocks
+        return blocks if most is None else min(blocks, most)
+
     def first_block(self, group: int, position: int) -> int:
         """The first block of which a query at `position`, or a later one, reads anything."""
         window = self.windows[group]
@@ -77,6 +110,17 @@ class KVLayout:
             return 0
         unit = max(KEYS_AT_ONCE, self.block_size)
         return max(0, position - window + 1) // unit * unit // self.block_size
+
+    def describe_reuse(self) -> str:
+        """Which beginnings another sequence can take over, for people."""
+        unit = f"in units of {self.block_size} tokens"
+        if not (windows := sorted({w for w in self.windows if w is not None})):
+            return unit
+        sizes = " and ".join(map(str, windows))
+        return (
+            f"{unit}; a beginning can be had while there is what windows of {sizes} tokens see at "
+            f"its end, from a multiple of {max(KEYS_AT_ONCE, self.block_size)} on"
+        )
 
     def most_pages(self, num_tokens: int, chunk: int) -> int:
         """Pages of all groups that a sequence of `num_tokens` ever holds at once.
@@ -88,7 +132,7 @@ class KVLayout:
         pages = 0
         for window in self.windows:
             if window is None:
-                pages += blocks
+                pages += self.held_blocks(num_tokens)
             else:
                 unit = max(KEYS_AT_ONCE, self.block_size)
                 pages += min(blocks, self.num_blocks(window + chunk + unit) + 3)

@@ -10,44 +10,17 @@ the middle, the second one takes a copy.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from itertools import chain
 
 from ..request import Sequence
 from .block_pool import BlockPool
+from .evictor import Evictor
 from .host_pool import HostPool
 from .layout import KVLayout
 from .matching import Match, Matcher
 from .page_store import CacheStats, PageStore, Transfer
 from .radix_tree import Node
-
-GONE = -1
-"""In a block table: a page behind the window, given back."""
-
-
-@dataclass(slots=True)
-class Way:
-    """A running sequence's way through the tree.
-
-    Attributes:
-        path: the nodes of its first pages.
-        num_ready: how many of these are computed, or will be by the steps planned.
-        tail: the node of the end of its prompt, behind `path`.
-        first_held: of each group: the pages before it have been given back.
-        closed: another's page stands in the tree where this one's next would; what follows
-            is remembered when the sequence lets go.
-    """
-
-    root: Node
-    path: list[Node]
-    num_ready: int
-    first_held: list[int]
-    tail: Node | None = None
-    closed: bool = False
-
-    @property
-    def end(self) -> Node:
-        return self.path[-1] if self.path else self.root
+from .way import GONE, Way
 
 
 class KVCache:
@@ -74,6 +47,7 @@ class KVCache:
         self.chunk = chunk
         self.store = PageStore(pool, host, on_empty=self.prune)
         self._matcher = Matcher(layout, self.store, chunk)
+        self._evictor = Evictor(layout, self.store)
         self.roots: dict[Hashable, Node] = {}
         self.ways: dict[Sequence, Way] = {}
         self.wanted: dict[Sequence, list[Node]] = {}
@@ -112,8 +86,12 @@ class KVCache:
         way = self.ways.get(seq)
         if way is None:
             return 0
-        shared = sum(e.refs > 1 for node in way.path for e in node.entries)
-        return sum(len(t) - t.count(GONE) for t in seq.block_tables) - shared
+        shared = sum(
+            page != GONE and node.entries[group].refs > 1
+            for group, table in enumerate(seq.block_tables)
+            for node, page in zip(way.path, table, strict=False)
+        )
+        return sum(len(pages) - pages.count(GONE) for pages in seq.page_lists) - shared
 
     def match(self, seq: Sequence) -> Match:
         """What of a waiting sequence's tokens need not be computed. Takes nothing."""
@@ -126,7 +104,8 @@ class KVCache:
     # A sequence's way
 
     def admit(self, seq: Sequence, match: Match) -> bool:
-        """Gives a sequence the pages of all its tokens; of a window, those it starts with.
+        """Gives a sequence the pages of all its tokens; of a window, those it starts with;
+        of what will be evicted, those it holds before.
 
         `seq.num_computed` becomes what is there already. False, and nothing taken, where
         there are not enough pages.
@@ -154,7 +133,7 @@ class KVCache:
             self._tell_recomputed(seq, way.end, start)
         self._remember_prompt(seq, way)
         for group, window in enumerate(layout.windows):
-            end = len(seq.tokens) if window is None else start + 1
+            end = layout.whole(len(seq.tokens)) if window is None else start + 1
             self._lengthen(seq, way, group, layout.num_blocks(end))
         for entry, table in zip(source, seq.block_tables, strict=False):
             store.copy(entry, table[start // layout.block_size])
@@ -173,15 +152,18 @@ class KVCache:
         goes back. False, and nothing taken, where there are not enough pages."""
         layout, way, tables = self.layout, self.ways[seq], seq.block_tables
         blocks = layout.num_blocks(end)
-        missing = 0
+        leaving = self._evictor.due(seq, way, start)
+        missing = leaving.taken - leaving.freed if leaving is not None else 0
         for group, window in enumerate(layout.windows):
             if window is not None:
                 self._drop_before(seq, way, group, layout.first_block(group, start))
             missing += max(0, blocks - len(tables[group]))
-        if not missing:
+        if leaving is None and not missing:
             return True
         if missing > self.num_available:
             return False
+        if leaving is not None:
+            self._evictor.carry_out(seq, way, start, leaving)
         for group in range(layout.num_groups):
             self._lengthen(seq, way, group, blocks)
         return True
@@ -189,7 +171,7 @@ class KVCache:
     def advance(self, seq: Sequence) -> None:
         """Remembers what the steps planned so far compute of a sequence."""
         way, size = self.ways[seq], self.layout.block_size
-        known = min(seq.num_computed, len(seq.tokens))
+        known = self._num_known(seq)
         while way.num_ready < len(way.path) and (way.num_ready + 1) * size <= known:
             way.path[way.num_ready].owner = None
             way.num_ready += 1
@@ -220,6 +202,8 @@ class KVCache:
         if wants_back:
             self.want(seq, nodes)
         tables, seq.block_tables = seq.block_tables, []
+        self.pool.free(chain(*seq.kept_pages))
+        seq.kept_pages, seq.num_dropped = [], 0
         # The last page goes first when room is needed.
         for i in range(max(map(len, tables), default=0) - 1, -1, -1):
             for group, table in enumerate(tables):
@@ -275,6 +259,10 @@ class KVCache:
             self.roots[key] = Node(None, (key,), self.layout.num_groups)
         return self.roots[key]
 
+    def _num_known(self, seq: Sequence) -> int:
+        """Tokens whose keys and values may be remembered: nothing was evicted before them."""
+        return self.layout.whole(min(seq.num_computed, len(seq.tokens)))
+
     def prune(self, node: Node) -> None:
         """Takes a node, and those above it, out of the tree where nothing needs them."""
         top = node.prune()
@@ -288,9 +276,7 @@ class KVCache:
                 if not entry.refs:
                     self.store.clear(entry)
         for node in reversed(nodes):
-            assert node.parent is not None
-            if node.parent.child(node.tokens) is node:  # else it went with one below it
-                self.prune(node)
+            self.prune(node)
 
     def _tell_recomputed(self, seq: Sequence, node: Node | None, start: int) -> None:
         """What a sequence computes from `start` on although host memory has it."""
@@ -312,17 +298,13 @@ class KVCache:
     def _drop_before(self, seq: Sequence, way: Way, group: int, first: int) -> None:
         table = seq.block_tables[group]
         for i in range(way.first_held[group], min(first, len(table))):
-            if i < len(way.path):
-                self.store.drop(way.path[i].entries[group])
-            else:
-                self.pool.free([table[i]])
-            table[i] = GONE
+            way.drop(self.store, group, table, i)
             way.first_held[group] = i + 1
 
     def _remember_prompt(self, seq: Sequence, way: Way) -> None:
         """Puts the nodes of full pages that are still to be computed into the tree."""
         size, tokens = self.layout.block_size, seq.tokens
-        for at in range(len(way.path) * size, len(tokens) - size + 1, size):
+        for at in range(len(way.path) * size, self.layout.whole(len(tokens)) - size + 1, size):
             block = tuple(tokens[at : at + size])
             if way.end.child(block) is not None:
                 way.closed = True
@@ -334,7 +316,7 @@ class KVCache:
     def _remember_block(self, seq: Sequence, way: Way) -> None:
         """Puts the node of the next page, full and known, into the tree."""
         i, size = len(way.path), self.layout.block_size
-        self._forget_tail(way)
+        way.forget_tail()
         block = tuple(seq.tokens[i * size : (i + 1) * size])
         if way.end.child(block) is not None:
             way.closed = True
@@ -357,15 +339,6 @@ class KVCache:
             if entry.page is None and table[block] != GONE:
                 self.store.give(entry, table[block])
 
-    def _forget_tail(self, way: Way) -> None:
-        """The page is the sequence's own again: nobody else holds the beginning of a page."""
-        if way.tail is None:
-            return
-        for entry in way.tail.entries:
-            entry.page, entry.refs = None, 0
-        way.tail.detach()
-        way.tail = None
-
     def _forget_uncomputed(self, way: Way) -> None:
         for node in reversed(way.path[way.num_ready :]):
             for entry in node.entries:
@@ -381,10 +354,10 @@ class KVCache:
         nodes, size = list(way.path), self.layout.block_size
         if not self.enable_prefix_caching and seq.finish_reason is not None:
             return nodes
-        known = min(seq.num_computed, len(seq.tokens))
+        known = self._num_known(seq)
         first = len(nodes)
         if known > max(first * size, seq.prompt_len - 1):
-            self._forget_tail(way)
+            way.forget_tail()
         node = way.end
         for at in range(first * size, known, size):
             block = tuple(seq.tokens[at : min(at + size, known)])

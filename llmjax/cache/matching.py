@@ -41,7 +41,7 @@ class Matcher:
     def match(self, root: Node, seq: Sequence) -> Match:
         """What of a waiting sequence's tokens need not be computed. Takes nothing."""
         size, tokens = self.layout.block_size, seq.tokens
-        limit = _reusable(seq)
+        limit = self.layout.whole(_reusable(seq))
         node = root
         path: list[Node] = []
         owner: Sequence | None = None
@@ -96,12 +96,13 @@ class Matcher:
 
     def needed(self, seq: Sequence, match: Match) -> int:
         """Available pages that admission takes."""
-        layout, total = self.layout, self.layout.num_blocks(len(seq.tokens))
+        layout, count = self.layout, len(seq.tokens)
         blocks, pages = len(match.nodes), 0
         for group, window in enumerate(layout.windows):
-            more = total - blocks
-            if window is not None:
-                more = min(more, layout.num_blocks(self.chunk) + 1)
+            if window is None:
+                more = layout.num_blocks(layout.whole(count)) - blocks
+            else:
+                more = min(layout.num_blocks(count) - blocks, layout.num_blocks(self.chunk) + 1)
             first = layout.first_block(group, match.num_tokens)
             entries = (node.entries[group] for node in match.nodes[first:])
             pages += more + sum(not entry.refs for entry in entries)

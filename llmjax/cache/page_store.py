@@ -48,7 +48,25 @@ class Bring(NamedTuple):
     contents: Any
 
 
-Transfer = Copy | Save | Load | Bring
+class Condense(NamedTuple):
+    """A sequence's pages to those that stand for what it has not forgotten of them.
+
+    Attributes:
+        slot: the sequence's.
+        position: of the token that is computed next.
+        dropped: tokens that have left then.
+        sources, targets: pages of each group; all sources are read before a target is written.
+    """
+
+    slot: int
+    position: int
+    dropped: int
+    sources: list[list[int]]
+    targets: list[list[int]]
+
+
+Move = Copy | Save | Load | Bring
+Transfer = Move | Condense
 
 
 class Decision(NamedTuple):

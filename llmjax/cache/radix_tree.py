@@ -86,6 +86,10 @@ class Node:
         """The latest children that begin with this token."""
         return islice(reversed(self.children.get(first, {}).values()), MOST_LOOKED_AT)
 
+    @property
+    def is_detached(self) -> bool:
+        return self.parent is not None and self.parent.child(self.tokens) is not self
+
     def detach(self) -> None:
         """Takes the node out of the tree."""
         assert self.parent is not None
@@ -97,7 +101,7 @@ class Node:
     def prune(self) -> Node:
         """Takes the node and those above it out, up to one that is of use, which it returns."""
         node = self
-        while node.parent is not None and not node.is_of_use:
+        while node.parent is not None and not node.is_of_use and not node.is_detached:
             node.detach()
             node = node.parent
         return node

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from llmjax_kernels.layout import RaggedBatch, make_ragged_batch
 
+from ..cache.way import resident_pages
 from ..request import MAX_LOGIT_BIAS, Sequence
 from ..sampling import SamplingRows
 from .buckets import Bucket
@@ -41,12 +42,14 @@ class StepInputs(NamedTuple):
     Attributes:
         tokens: input ids; -1 where the device's history knows the token (decodes whose
             input is still being sampled when the step is packed).
+        positions: in the sequence; those in `batches` are among what is not evicted of it.
         batches: for each group of layers; they differ in their block tables.
         samples: whether the row's last token is the sequence's last, so that the next
             token is drawn from its logits.
     """
 
     tokens: Int[Array, " T"]
+    positions: Int[Array, " T"]
     batches: tuple[RaggedBatch, ...]
     samples: Int[Array, " S"]
     rows: SamplingRows
@@ -66,18 +69,22 @@ class SlotTable:
     Args:
         max_pages: of the widest bucket.
         num_groups: of layers, each with a block table.
+        block_size: tokens in a page.
     """
 
-    def __init__(self, num_slots: int, max_pages: int, num_groups: int):
+    def __init__(self, num_slots: int, max_pages: int, num_groups: int, block_size: int):
         self.num_slots = num_slots
         self.num_groups = num_groups
+        self.block_size = block_size
         # The row past the last slot is padding: greedy, neutral penalties, no logprobs.
         self._rows = np.zeros((len(_FIELDS), num_slots + 1), np.int32)
         self._rows[_FIELDS.index("num_logprobs")] = -1
         for name in ("top_p", "repetition_penalty"):
             self._rows[_FIELDS.index(name)] = np.float32(1).view(np.int32)
         self._block_tables = np.zeros((num_groups, num_slots + 1, max_pages), np.int32)
+        # Of each slot: pages written there, and the sequence's `num_dropped` at that time.
         self._num_blocks = [[0] * num_groups for _ in range(num_slots)]
+        self._dropped = [0] * num_slots
 
     def admit(self, seq: Sequence) -> BiasRow | None:
         """Writes a sequence's row; returns its bias entries where it has any."""
@@ -102,7 +109,7 @@ class SlotTable:
             self._rows[i, slot] = np.uint32(values[name] % 2**32).view(np.int32)
         for i, name in enumerate(_FLOATS):
             self._rows[len(_INTS) + i, slot] = np.float32(values[name]).view(np.int32)
-        self._num_blocks[slot] = [0] * self.num_groups
+        self._num_blocks[slot], self._dropped[slot] = [0] * self.num_groups, 0
         return bias
 
     def pack(self, plan: Plan) -> Int[np.ndarray, " packed"]:
@@ -118,7 +125,8 @@ class SlotTable:
         slots = np.full(S, self.num_slots, np.int32)
         slots[: len(chunks)] = [c.seq.slot for c in chunks]
         fields["slots"][:] = slots
-        fields["kv_lens"][: len(chunks)] = [c.start + c.count for c in chunks]
+        fields["kv_lens"][: len(chunks)] = [c.kv_len for c in chunks]
+        fields["dropped"][: len(chunks)] = [c.dropped for c in chunks]
         fields["samples"][: len(chunks)] = [c.samples for c in chunks]
         tokens, at = fields["tokens"], 0
         for c in chunks:
@@ -132,13 +140,17 @@ class SlotTable:
         return packed
 
     def _extend_block_tables(self, seq: Sequence) -> None:
-        known = self._num_blocks[seq.slot]
+        slot = seq.slot
+        if self._dropped[slot] != seq.num_dropped:
+            self._dropped[slot], self._num_blocks[slot] = seq.num_dropped, [0] * self.num_groups
+        known, gone = self._num_blocks[slot], seq.num_dropped // self.block_size
         for group, table in enumerate(seq.block_tables):
-            if (have := known[group]) != len(table):
+            have, count = known[group], len(table) - gone
+            if have != count:
                 # What lies behind a window is not read; any page will do.
-                new = [max(page, 0) for page in table[have:]]
-                self._block_tables[group, seq.slot, have : len(table)] = new
-                known[group] = len(table)
+                new = [max(page, 0) for page in resident_pages(seq, group, self.block_size, have)]
+                self._block_tables[group, slot, have:count] = new
+                known[group] = count
 
 
 def packed_size(bucket: Bucket, num_groups: int) -> int:
@@ -156,9 +168,9 @@ def unpack(packed: Int[Array, " packed"], bucket: Bucket, num_groups: int) -> St
         **floats,
         top_k=row["top_k"],
         seed=seed,
-        position=f["kv_lens"],
+        position=f["kv_lens"] + f["dropped"],
         prompt_len=row["prompt_len"],
-        kv_len=f["kv_lens"],
+        kv_len=f["kv_lens"] + f["dropped"],
         slot=f["slots"],
         num_bias=row["num_bias"],
         num_logprobs=row["num_logprobs"],
@@ -168,7 +180,8 @@ def unpack(packed: Int[Array, " packed"], bucket: Bucket, num_groups: int) -> St
         f["query_starts"], f["kv_lens"], tables[0], T, decode_only=bucket.decode_only
     )
     batches = tuple(replace(batch, block_tables=table) for table in tables)
-    return StepInputs(f["tokens"], batches, f["samples"], rows)
+    positions = batch.positions + f["dropped"][batch.token_seqs]
+    return StepInputs(f["tokens"], positions, batches, f["samples"], rows)
 
 
 def _layout(bucket: Bucket, num_groups: int) -> tuple[tuple[str, int], ...]:
@@ -177,6 +190,7 @@ def _layout(bucket: Bucket, num_groups: int) -> tuple[tuple[str, int], ...]:
         ("tokens", T),
         ("query_starts", S + 1),
         ("kv_lens", S),
+        ("dropped", S),
         ("slots", S),
         ("samples", S),
         ("block_tables", num_groups * S * P),

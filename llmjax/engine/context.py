@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Protocol
 
-from ..cache.layout import KVLayout
-from ..config import SchedulerConfig
+from ..cache.eviction import Eviction
+from ..cache.layout import KEYS_AT_ONCE, KVLayout
+from ..config import CacheConfig, SchedulerConfig
 from ..errors import ConfigError
 
 
@@ -23,6 +25,24 @@ class Widths(Protocol):
     def head_dim(self) -> int: ...
     @property
     def mlp_size(self) -> int: ...
+
+
+def make_layout(cache: CacheConfig, windows: Sequence[int | None], max_model_len: int) -> KVLayout:
+    """How layers share pages, and what sequences of up to `max_model_len` tokens forget.
+
+    Raises:
+        ConfigError: the budget does not hold the windows.
+    """
+    size, eviction = cache.block_size, None
+    if cache.kv_eviction is not None and cache.most_kept < max_model_len:
+        eviction = Eviction.of(
+            cache.kv_eviction,
+            cache.most_kept,
+            block_size=size,
+            windows=windows,
+            unit=max(KEYS_AT_ONCE, size),
+        )
+    return KVLayout.of(windows, block_size=size, max_model_len=max_model_len, eviction=eviction)
 
 
 def most_chunk(scheduler: SchedulerConfig, max_model_len: int) -> int:
@@ -42,6 +62,8 @@ def fit_context(
     Raises:
         ConfigError: the pages do not hold that; carries the numbers.
     """
+
+    own = max(own, asked or 0)  # more than its own only where it forgets
 
     def needed(length: int) -> int:
         return layout.most_pages(length, most_chunk(scheduler, length))

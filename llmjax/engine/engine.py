@@ -12,6 +12,7 @@ import jax
 
 from llmjax_kernels.kv_format import KV_FORMATS
 from llmjax_kernels.native import instruction_set, set_threads
+from llmjax_kernels.paged_attention import serving
 
 from ..cache.block_pool import BlockPool
 from ..cache.host_pool import HostPool, MoveCosts
@@ -28,7 +29,8 @@ from ..request import Request, Sequence, SequenceDelta, Status
 from ..tokenizer import compile_template
 from .buckets import Bucket, Buckets
 from .compile import enable_persistent_cache
-from .context import fit_context, most_chunk
+from .condense import check_eviction
+from .context import fit_context, make_layout, most_chunk
 from .handover import Handover
 from .memory import count_pages, page_bytes
 from .pace import Pace
@@ -91,7 +93,7 @@ class Engine:
         self.kv_format = self.model.kv_format if asked == "auto" else KV_FORMATS[asked]
         self.layout, self.max_model_len, self.num_pages = self._size_memory()
         self.page_bytes = page_bytes(self.model.config, self.layout, self.kv_format)
-        self.buckets = self._make_buckets(self.max_model_len)
+        self.buckets = self._make_buckets(self.layout.whole(self.max_model_len))
         self.host = self._make_host()
         self.cache = KVCache(
             BlockPool(self.num_pages),
@@ -218,7 +220,9 @@ class Engine:
         weights = model.weight_bytes
         cache = self.num_pages * self.page_bytes
         pages = f"{self.num_pages:,} pages of {page_size} tokens"
-        kernels = f"native ({instruction_set()})" if model.native else "XLA"
+        if eviction := self.layout.eviction:
+            pages += f", at most {eviction.budget:,} tokens of a request ({eviction.policy})"
+        kernels = f"native ({instruction_set()})" if model.native else serving()
         return "\n".join(
             [
                 f"model     {self.config.model.model} ({model.config.architecture})",
@@ -317,18 +321,15 @@ class Engine:
         if self.config.threads is not None and not native:
             raise ConfigError("threads: only the native CPU kernels take it, and XLA serves here")
         asked, own = self.config.model.max_model_len, model.max_position
-        if asked is not None and asked > own:
-            raise ConfigError(f"max_model_len is {asked}, the model allows up to {own}")
+        cache, pages = self.config.cache, self.config.cache.num_gpu_blocks_override
+        layout = make_layout(cache, model.windows, asked or own)
+        most = own if layout.eviction is None else check_eviction(layout.eviction, model)
+        if asked is not None and asked > most:
+            raise ConfigError(f"max_model_len is {asked}, the model allows up to {most}")
         # Pages of a sequence are checked later where max_model_len may still be lowered.
-        self._make_buckets(asked or 1)
-        _cache, pages = self.config.cache, self.config.cache.num_gpu_blocks_override
+        self._make_buckets(layout.whole(asked or 1))
         if pages is not None:
-            layout = self._make_layout(model, asked or own)
             fit_context(asked, own, pages, layout, self.config.scheduler)
-
-    def _make_layout(self, model: DecoderConfig, max_model_len: int) -> KVLayout:
-        size = self.config.cache.block_size
-        return KVLayout.of(model.windows, block_size=size, max_model_len=max_model_len)
 
     def _make_buckets(self, max_model_len: int) -> Buckets:
         return Buckets(
@@ -343,14 +344,15 @@ class Engine:
         """Chooses how layers share pages, max_model_len and the number of pages."""
         scheduler, model = self.config.scheduler, self.model.config
         asked, own = self.config.model.max_model_len, model.max_position
-        layout = self._make_layout(model, asked or own)
-        buckets = self._make_buckets(asked or own)
+        layout = make_layout(self.config.cache, model.windows, asked or own)
+        buckets = self._make_buckets(layout.whole(asked or own))
         pages = count_pages(self.config, self.model, layout, self.kv_format, buckets)
         given = self.config.cache.num_gpu_blocks_override
         if given is None and "memory" in (self.config.prefill.prefill_from or ()):
             pages //= 2  # the second engine takes as many
         size = page_bytes(model, layout, self.kv_format)
         log.info("KV pool: %d pages, %.2f GiB", pages, pages * size / 2**30)
+        log.info("prefix reuse: %s", layout.describe_reuse())
         length = fit_context(asked, own, pages, layout, scheduler)
         if length < (asked or own):
             log.warning(

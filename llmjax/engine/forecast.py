@@ -90,7 +90,8 @@ class Load:
 class Forecast:
     """The load of sequences that run.
 
-    Pages of windows stay as many; of the others a sequence holds more as it grows.
+    Pages of windows stay as many; of the others a sequence holds more as it grows, until what
+    is older is evicted.
     """
 
     def __init__(self, layout: KVLayout):
@@ -106,7 +107,7 @@ class Forecast:
 
     def begin(self, seq: Sequence, pages: int) -> None:
         """A sequence has been admitted with so many pages that were to be had."""
-        self._fixed[seq] = pages - self._growing * self._layout.num_blocks(len(seq.tokens))
+        self._fixed[seq] = pages - self._at_first(seq)
 
     def end(self, seq: Sequence) -> None:
         """It runs no more."""
@@ -118,8 +119,12 @@ class Forecast:
 
     def load_of(self, seq: Sequence, pages: int, max_len: int) -> Load:
         """Of one that waits and would be admitted with so many pages."""
-        fixed = pages - self._growing * self._layout.num_blocks(len(seq.tokens))
-        return self._load([self._row(seq, fixed, max_len)])
+        return self._load([self._row(seq, pages - self._at_first(seq), max_len)])
+
+    def _at_first(self, seq: Sequence) -> int:
+        """Pages of growing groups that a sequence has when it is admitted."""
+        layout = self._layout
+        return self._growing * layout.num_blocks(layout.whole(len(seq.tokens)))
 
     def _row(self, seq: Sequence, fixed: int, max_len: int) -> tuple[float, ...]:
         params, output = seq.request.params, seq.num_tokens - seq.prompt_len
@@ -134,5 +139,7 @@ class Forecast:
         alive = self.lengths.survival(now, later) * (left > MOMENTS)
         until = np.append(MOMENTS[1:], 2 * MOMENTS[-1])
         blocks = np.ceil((tokens + np.minimum(until, left)) / self._layout.block_size)
+        if self._layout.most_blocks is not None:
+            blocks = np.minimum(blocks, self._layout.most_blocks)
         pages = fixed + self._growing * blocks
         return Load((alive * pages).sum(0), (alive * (1 - alive) * pages**2).sum(0))

@@ -50,7 +50,7 @@ def count_pages(
         # Of each device, which has its heads of every page.
         weights, size = model.device_bytes, size // config.parallel.tensor_parallel_size
     total, share = _device_memory(config.cache)
-    useful = scheduler.max_num_seqs * layout.num_groups * layout.num_blocks(longest)
+    useful = scheduler.max_num_seqs * layout.num_groups * layout.held_blocks(longest)
 
     def pages_beside(temporaries: int) -> int:
         budget = int(total * share) - weights - temporaries

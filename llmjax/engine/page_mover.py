@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from llmjax_kernels.layout import PagedKV
 
-from ..cache.page_store import Bring, Copy, Load, Save, Transfer
+from ..cache.page_store import Bring, Copy, Load, Move, Save
 
 Pools = tuple[PagedKV, ...]
 
@@ -34,23 +34,26 @@ class PageMover:
         pools: shapes of the device's pools.
         axis: of the pages in each array.
         num_slots: pages that host memory holds; its pages are touched as they are used.
+        puts: whether `put` is wanted.
 
     Attributes:
         programs: all that it runs on the device.
     """
 
-    def __init__(self, pools: Pools, *, axis: int, num_slots: int):
+    def __init__(self, pools: Pools, *, axis: int, num_slots: int, puts: bool = False):
         self._axis = axis
         self._shapes = pools
         self._copy = self._compile(self._copy_pages, pools, _ids(), _ids())
         self.programs = [self._copy]
         self._on_the_way: list[tuple[list[int], Any]] = []
+        if num_slots or puts:
+            rows = jax.eval_shape(self._gather_pages, pools, _ids())
+            self._scatter = self._compile(self._scatter_pages, pools, _ids(), rows)
+            self.programs.append(self._scatter)
         if num_slots:
             self._most = min(num_slots, jax.tree.leaves(pools)[0].shape[axis])
             self._slots = [np.empty((num_slots, *shape), dtype) for shape, dtype in self.arrays]
-            rows = jax.eval_shape(self._gather_pages, pools, _ids())
-            self._scatter = self._compile(self._scatter_pages, pools, _ids(), rows)
-            self.programs += [self._gather, self._scatter]
+            self.programs.append(self._gather)
 
     @cached_property
     def _gather(self) -> Any:
@@ -66,7 +69,7 @@ class PageMover:
         """What up to `AT_ONCE` pages hold, by pool: [AT_ONCE, *its shape], on the device."""
         return self._gather(pools, _column(pages))
 
-    def run(self, pools: Pools, transfers: Iterable[Transfer]) -> Pools:
+    def run(self, pools: Pools, transfers: Iterable[Move]) -> Pools:
         """The pools after the transfers; the given ones are donated."""
         for kind, run in groupby(transfers, type):
             while part := list(islice(run, AT_ONCE)):
@@ -97,6 +100,14 @@ class PageMover:
                 each.append((time.perf_counter() - began) / len(ids))
             seconds.append(min(each))
         return pools, (seconds[0], seconds[1])
+
+    def put(self, pools: Pools, pages: list[int], rows: list[Array]) -> Pools:
+        """The pools with other contents in up to `AT_ONCE` pages; the given ones are donated.
+
+        Args:
+            rows: of each array of the pools, `AT_ONCE` pages as `_gather_pages` gives them.
+        """
+        return self._scatter(pools, _column(pages), rows)
 
     def settle(self) -> None:
         """Takes in what has been saved."""

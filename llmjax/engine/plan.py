@@ -15,6 +15,7 @@ class Chunk:
 
     Attributes:
         samples: the last position's logits give the sequence's next token.
+        dropped: tokens before it that were evicted.
 
     The host knows the input tokens below `len(seq.tokens)`; a decode beyond that takes the
     token which the step before it samples.
@@ -24,6 +25,12 @@ class Chunk:
     start: int
     count: int
     samples: bool
+    dropped: int = 0
+
+    @property
+    def kv_len(self) -> int:
+        """Tokens that its last position sees, itself counted."""
+        return self.start + self.count - self.dropped
 
 
 @dataclass(eq=False)
@@ -31,8 +38,8 @@ class Plan:
     """One step: its rows, decodes first, and the bucket they are padded to.
 
     Attributes:
-        num_pages: the most pages that a chunk's positions reach; longer block tables hold
-            pages for later chunks.
+        num_pages: the most pages that a chunk reads or writes; longer block tables hold pages
+            for later chunks.
         admitted: the chunks of sequences that begin to run, or to run again.
         transfers: what the device copies before the step, in this order.
     """

@@ -15,8 +15,10 @@ from flax import nnx
 from jaxtyping import Array
 
 from llmjax_kernels.kv_format import KVFormat
+from llmjax_kernels.layout import PagedKV
 
 from ..cache.layout import KVLayout
+from ..cache.page_store import Condense, Move, Transfer
 from ..checkpoint import LoadedModel
 from ..config import EngineConfig
 from ..request import TokenLogprobs
@@ -24,6 +26,7 @@ from ..sampling import BiasTable, Logprobs, SampledTokens, token_logprobs
 from .batch import BiasRow, SlotTable
 from .buckets import Bucket, Buckets
 from .compile import Programs
+from .condense import Condenser
 from .page_mover import PageMover
 from .plan import Chunk, Plan
 from .step import StepOutput, StepPrograms, shapes_of, shardings_of
@@ -91,11 +94,12 @@ class Runner:
             max_model_len=max_model_len,
             max_logprobs=config.max_logprobs,
         )
+        self._layout = layout
         self._weights, self._tree = programs.weights, programs.tree
         make = partial(programs.make_state, num_pages)
         self._state_shapes = programs.state_shapes(num_pages)
         most_pages = max(bucket.pages for bucket in buckets.all)
-        self._slots = SlotTable(slots, most_pages, layout.num_groups)
+        self._slots = SlotTable(slots, most_pages, layout.num_groups, layout.block_size)
         self.programs = Programs(
             buckets, partial(programs.compile, num_pages=num_pages), on_compiled
         )
@@ -105,18 +109,19 @@ class Runner:
             self._set_bias = self._compile_set_bias()
             self._set_history = self._compile_set_history()
             pools, axis = self._state_shapes.pages, 1 if model.native else 0
-            self._mover = PageMover(pools, axis=axis, num_slots=num_slots)
+            evicts = layout.eviction is not None
+            self._mover = PageMover(pools, axis=axis, num_slots=num_slots, puts=evicts)
             self._prompt_logprobs = self._compile_prompt_logprobs(model)
+            self._condenser = self._make_condenser(model) if evicts else None
             self.programs.start(background=config.compile.background)
             self._state = state.result()
 
     def dispatch(self, plan: Plan) -> InFlight:
         """Starts a step; returns before it has finished."""
-        if plan.transfers:
-            pages = self._mover.run(self._state.pages, plan.transfers)
-            self._state = replace(self._state, pages=pages)
         for chunk in plan.admitted:
             self._admit(chunk)
+        if plan.transfers:
+            self._state = replace(self._state, pages=self._move(plan.transfers))
         program = self.programs[plan.bucket]
         self._state, output = program(self._weights, self._state, self._slots.pack(plan))
         return InFlight(plan, output)
@@ -148,6 +153,20 @@ class Runner:
             logprobs.append(scored)
         return StepResult(token_ids, logprobs, self._collect_prompt_logprobs(step))
 
+    def _move(self, transfers: list[Transfer]) -> tuple[PagedKV, ...]:
+        """The pages after the transfers, in order."""
+        pages, moves = self._state.pages, list[Move]()
+        for transfer in transfers:
+            if not isinstance(transfer, Condense):
+                moves.append(transfer)
+                continue
+            assert self._condenser is not None
+            pages, moves = self._mover.run(pages, moves), []
+            history = self._state.history
+            for ids, rows in self._condenser.run(pages, self._weights, history, transfer):
+                pages = self._mover.put(pages, ids, rows)
+        return self._mover.run(pages, moves)
+
     def _admit(self, chunk: Chunk) -> None:
         """Prepares the slot of a sequence that begins to run."""
         seq = chunk.seq
@@ -155,7 +174,9 @@ class Runner:
         if bias is not None:
             table = self._set_bias(self._state.bias, np.int32(seq.slot), bias)
             self._state = replace(self._state, bias=table)
-        if chunk.start and seq.request.params.counts_tokens:
+        eviction = self._layout.eviction
+        looks_back = eviction is not None and eviction.selects
+        if chunk.start and (seq.request.params.counts_tokens or looks_back):
             # What is not computed here is not remembered by the steps that compute it.
             row = np.zeros(self._state_shapes.history.shape[1], np.int32)
             row[: len(seq.tokens)] = seq.tokens
@@ -194,6 +215,18 @@ class Runner:
             scored = jax.device_get(self._prompt_logprobs(self._weights, block, ids))
             rows += [_row(scored, i, token, top) for i, token in enumerate(part)]
         return rows
+
+    def _make_condenser(self, model: LoadedModel) -> Condenser:
+        return Condenser(
+            self._graphdef,
+            self._tree,
+            model.config,
+            self._layout,
+            model.native,
+            weights=shapes_of(self._weights),
+            pools=self._state_shapes.pages,
+            history=self._state_shapes.history,
+        )
 
     def _compile_set_bias(self) -> Any:
         def set_bias(table: BiasTable, slot: jax.Array, row: BiasRow) -> BiasTable:

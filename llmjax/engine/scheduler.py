@@ -9,7 +9,8 @@ The rules:
   of the policy. A waiting sequence is admitted with pages for all of its tokens (of a window,
   for those it starts with), so that hardly anything but decodes ever asks for more. What the
   cache remembers of them is not computed again; one whose beginning another sequence is about
-  to compute waits for that. One that is held (`Sequence.is_held`) is as if it had not come.
+  to compute waits for that. One that is held (`Sequence.is_held`) is as if it had not come. A
+  chunk ends where a long sequence forgets (`cache/eviction.py`).
 - On page shortage a running sequence of the least priority goes back to the waiting ones: none
   that ranks before the one in need, and of the others one that loses least work. So the first
   in rank always goes on. What a preempted sequence has computed stays in the cache for as long
@@ -156,7 +157,7 @@ class Scheduler:
         if not chunks:
             return None
         tokens = sum(chunk.count for chunk in chunks)
-        pages = self._pages(max(chunk.start + chunk.count for chunk in chunks))
+        pages = self.cache.layout.num_blocks(max(chunk.kv_len for chunk in chunks))
         bucket = self.buckets.choose(tokens, len(chunks), tokens == len(chunks), pages)
         if bucket is None:
             raise RuntimeError(
@@ -218,7 +219,7 @@ class Scheduler:
             elif known < self.lives.max_len[seq]:
                 is_decoding = True
                 if self._extend(seq, start, 1):
-                    chunks.append(Chunk(seq, start, 1, True))
+                    chunks.append(Chunk(seq, start, 1, True, seq.num_dropped))
         prefilling = [seq for seq in prefilling if seq.status is Status.RUNNING]
         return chunks, prefilling, is_decoding
 
@@ -272,13 +273,14 @@ class Scheduler:
             if seq.status is Status.WAITING and not self._begin(seq, piece):
                 break
             start = seq.num_computed
-            count = min(count, seq.num_tokens - start)
+            count = min(count, self._run_end(seq, start) - start)
             if seq.status is Status.RUNNING and self._extend(seq, start, count):
-                chunks.append(Chunk(seq, start, count, start + count == seq.num_tokens))
+                samples = start + count == seq.num_tokens
+                chunks.append(Chunk(seq, start, count, samples, seq.num_dropped))
         return chunks
 
     def _piece(self, seq: Sequence, start: int) -> Piece:
-        remaining = seq.num_tokens - start
+        remaining = self._run_end(seq, start) - start
         if self.config.enable_chunked_prefill:
             return Piece(min(remaining, self.config.prefill_chunk_size), whole=False)
         # What is recomputed may have outgrown the largest step, which its prompt did not.
@@ -292,8 +294,9 @@ class Scheduler:
 
         return self.lives.begin(seq, fits)
 
-    def _pages(self, num_tokens: int) -> int:
-        return self.cache.layout.num_blocks(num_tokens)
+    def _run_end(self, seq: Sequence, start: int) -> int:
+        """Where a chunk from `start` on must end: with the tokens, or as others are evicted."""
+        return self.cache.layout.run_end(start, seq.num_tokens)
 
     # Results of a step
 

@@ -70,7 +70,7 @@ def _describe(seq: Sequence, now: float) -> dict[str, Any]:
         "cached": seq.num_cached_tokens,
         "output_tokens": seq.output_len,
         "max_tokens": request.params.max_tokens,
-        "pages": sum(len(table) - table.count(GONE) for table in seq.block_tables),
+        "pages": sum(len(pages) - pages.count(GONE) for pages in seq.page_lists),
         "priority": request.options.priority,
         "preemptions": seq.num_preemptions,
         "age": round(now - request.arrival_time, 3),
@@ -84,8 +84,8 @@ def page_map(cache: KVCache, listed: Iterable[Sequence]) -> dict[str, Any]:
     codes[np.fromiter((entry.page for entry in idle), np.int64, len(idle))] = CACHED
     places = {seq: OWNED + place for place, seq in enumerate(listed)}
     for seq in cache.ways:
-        for table in seq.block_tables:
-            pages = np.array(table, np.int64)
+        for listed_pages in seq.page_lists:
+            pages = np.array(listed_pages, np.int64)
             pages = pages[pages != GONE]
             codes[pages] = places.get(seq, SHARED)
             holders[pages] += 1

@@ -230,15 +230,16 @@ def make_step(
         batch, rows = inputs.batches[0], inputs.rows
         num_slots = state.history.shape[0]
         token_slots = rows.slot[batch.token_seqs]
-        remembered = state.history[token_slots, batch.positions]
+        positions = inputs.positions
+        remembered = state.history[token_slots, positions]
         tokens = jnp.where(inputs.tokens >= 0, inputs.tokens, remembered)
         # Rows past the end are dropped by the scatter: padding remembers nothing.
         write_slots = jnp.where(batch.is_token, token_slots, num_slots)
-        history = state.history.at[write_slots, batch.positions].set(tokens, mode="drop")
-        context_lens = jnp.maximum(rows.prompt_len[batch.token_seqs], batch.positions + 1)
+        history = state.history.at[write_slots, positions].set(tokens, mode="drop")
+        context_lens = jnp.maximum(rows.prompt_len[batch.token_seqs], positions + 1)
         step_of = (list(state.pages), inputs.batches, layout.places)
         context = NativeContext(*step_of) if native else PagedContext(*step_of, mesh)
-        hidden = model.hidden(tokens, batch.positions, context_lens, context)
+        hidden = model.hidden(tokens, positions, context_lens, context)
         last = jnp.maximum(batch.query_starts[1:] - 1, 0)
         num_rows = jnp.sum(batch.kv_lens > 0, dtype=jnp.int32)[None]
         logits = model.logits(hidden[last], num_rows)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from ..cache.page_store import Bring, Copy, Decision, Load, Save
+from ..cache.page_store import Bring, Condense, Copy, Decision, Load, Save
 from ..checks import shown
 from ..errors import ConfigError
 from .buckets import Bucket
@@ -30,7 +30,13 @@ _DEVICE = len(TRACKS)
 _END = b"\n]\n"
 _FLUSH_SECONDS = 0.5
 _FLUSH_EVENTS = 512
-_KINDS = {Copy: "copies", Save: "saves", Load: "loads", Bring: "brought"}
+_KINDS = {
+    Copy: "copies",
+    Save: "saves",
+    Load: "loads",
+    Bring: "brought",
+    Condense: "evictions",
+}
 
 
 class NoTrace:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from llmjax_kernels.layout import PagedKV, RaggedBatch
 from llmjax_kernels.paged_attention import AttentionSpec, paged_attention
@@ -83,22 +83,37 @@ class DenseContext:
         self.weights: list[Float[Array, "N T T"]] = []
 
     def attend(self, layer, q, k, v, spec):
-        T, N, H = q.shape
-        K = k.shape[1]
-        grouped = q.reshape(T, K, N // K, H)
-        scores = jnp.einsum("qkgh,ckh->kgqc", grouped, k, preferred_element_type=jnp.float32)
-        scores *= spec.scale
-        if spec.softcap is not None:
-            scores = spec.softcap * jnp.tanh(scores / spec.softcap)
-        distance = jnp.arange(T)[:, None] - jnp.arange(T)[None, :]
-        seen = distance >= 0
-        if spec.window is not None:
-            seen &= distance < spec.window
-        weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
+        T, N, _ = q.shape
+        out, weights = attend_densely(q, k, v, spec, jnp.arange(T))
         if self.keep_weights:
             self.weights.append(weights.reshape(N, T, T))
-        out = jnp.einsum("kgqc,ckh->qkgh", weights.astype(v.dtype), v)
-        return out.reshape(T, N, H)
+        return out
+
+
+def attend_densely(
+    q: Float[Array, "T N H"],
+    k: Float[Array, "C K H"],
+    v: Float[Array, "C K H"],
+    spec: AttentionSpec,
+    positions: Int[Array, " T"],
+) -> tuple[Float[Array, "T N H"], Float[Array, "K G T C"]]:
+    """Attention of queries at some positions to keys at 0 to C - 1, and its weights in float32."""
+    T, N, H = q.shape
+    K = k.shape[1]
+    grouped = q.reshape(T, K, N // K, H)
+    scores = jnp.einsum("qkgh,ckh->kgqc", grouped, k, preferred_element_type=jnp.float32)
+    scores *= spec.scale
+    if spec.softcap is not None:
+        scores = spec.softcap * jnp.tanh(scores / spec.softcap)
+    distance = positions[:, None] - jnp.arange(k.shape[0])[None, :]
+    seen = distance >= 0
+    if spec.window is not None:
+        seen &= distance < spec.window
+    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
+    # What nobody sees weighs nothing, whatever it is.
+    v = jnp.where(jnp.any(seen, axis=0)[:, None, None], v, 0)
+    out = jnp.einsum("kgqc,ckh->qkgh", weights.astype(v.dtype), v)
+    return out.reshape(T, N, H), weights
 
 
 class Attention(nnx.Module):

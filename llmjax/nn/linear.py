@@ -19,7 +19,14 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(out_size, dtype)) if bias else None
 
     def __call__(self, x: Float[Array, "*T in"]) -> Float[Array, "*T out"]:
-        y = project(x, self.weight[...]).astype(x.dtype)
+        weight = self.weight.get_value()
+        if isinstance(weight, PackedWeight):
+            rows = x.reshape(-1, x.shape[-1])
+            num_rows = jnp.full(1, len(rows), jnp.int32)
+            y = blocks.linear(rows, blocks.Projection(weight), num_rows)
+            y = y.reshape(*x.shape[:-1], -1)
+        else:
+            y = project(x, self.weight[...]).astype(x.dtype)
         return y if self.bias is None else y + self.bias[...]
 
 

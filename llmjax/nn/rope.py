@@ -84,6 +84,15 @@ def rotation(
     return Rotation(jnp.cos(angles) * factor, jnp.sin(angles) * factor)
 
 
+def shift(config: RopeConfig, by: Int[Array, " T"]) -> Rotation:
+    """The angles that take keys `by` positions on from where they were rotated to.
+
+    Not of "dynamic" and "longrope", whose angles depend on more than the position.
+    """
+    angles = by[:, None].astype(jnp.float32) * _frequencies(config, by)
+    return Rotation(jnp.cos(angles), jnp.sin(angles))
+
+
 def rotate(x: Float[Array, "T heads H"], by: Rotation) -> Float[Array, "T heads H"]:
     """Rotates the first 2R channels of each head, pairing channel i with i + R."""
     half = by.cos.shape[-1]

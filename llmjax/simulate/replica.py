@@ -50,6 +50,10 @@ class Setup:
         Raises:
             ConfigError: the memory does not hold what is asked for.
         """
+        if self.cache.kv_eviction is not None:
+            raise ConfigError(
+                f"kv_eviction is {self.cache.kv_eviction!r}, allowed in a simulation: none"
+            )
         asked, own = self.max_model_len, self.machine.shape.max_position
         if asked is not None and not 2 <= asked <= own:
             raise ConfigError(f"max_model_len is {asked}, the model allows 2 to {own}")

@@ -6,13 +6,15 @@ tokens, which are compared with those of the same sequence alone.
 """
 
 from collections import defaultdict, deque
-from itertools import count, pairwise
+from itertools import accumulate, count, pairwise
 
 from llmjax.cache.block_pool import BlockPool
+from llmjax.cache.eviction import Eviction
 from llmjax.cache.host_pool import HostPool, MoveCosts
 from llmjax.cache.layout import KVLayout
-from llmjax.cache.manager import GONE, KVCache
-from llmjax.cache.page_store import Bring, Copy, Load, Save
+from llmjax.cache.manager import KVCache
+from llmjax.cache.page_store import Bring, Condense, Copy, Load, Save
+from llmjax.cache.way import GONE, resident_pages
 from llmjax.config import CompileConfig, SchedulerConfig
 from llmjax.engine.buckets import Buckets
 from llmjax.engine.scheduler import Scheduler
@@ -69,6 +71,29 @@ def prompt_logprobs(seq: Sequence) -> list[TokenLogprobs]:
     return entries
 
 
+def most_wanted(rows: list, count: int) -> list:
+    """Some of the rows, in order, which say themselves how much they are wanted."""
+    chosen = sorted(range(len(rows)), key=lambda i: (mix(rows[i], 5), i))[:count]
+    return [rows[i] for i in sorted(chosen)]
+
+
+def resident(eviction, states: list) -> list:
+    """The rows that the next token sees of those before it, whose states are given."""
+    if eviction is None or len(states) < eviction.budget:
+        return states
+    dropped, kept = eviction.dropped(len(states)), eviction.kept
+    if not eviction.selects:
+        sinks = [mix(state, dropped) for state in states[:kept]]
+        return sinks + states[dropped + kept :]
+    rows, end = states[: eviction.budget], eviction.budget
+    while end <= len(states):
+        split = eviction.budget - eviction.recent
+        more = states[end : end + eviction.quantum]
+        rows = most_wanted(rows[:split], kept) + rows[split:] + more
+        end += eviction.quantum
+    return rows
+
+
 class HashDevice:
     """Each group's pages hold the same; of a window all is read that a token sees."""
 
@@ -77,6 +102,7 @@ class HashDevice:
         self.block_size = layout.block_size
         self.pages = [[None] * self.block_size for _ in range(num_blocks)]
         self.host = [None] * host_slots
+        self.num_evictions = 0
         self.history = [[None] * max_model_len for _ in range(num_slots)]
 
     def move(self, transfers) -> None:
@@ -90,6 +116,26 @@ class HashDevice:
                     self.pages[page] = list(self.host[slot])
                 case Bring(slot, contents):
                     self.host[slot] = contents[0].tolist()
+                case Condense():
+                    self._condense(transfer)
+
+    def _condense(self, what) -> None:
+        self.num_evictions += 1
+        eviction, size = self.layout.eviction, self.block_size
+        written = []
+        for group, window in enumerate(self.layout.windows):
+            if window is not None:
+                continue
+            rows = [row for page in what.sources[group] for row in self.pages[page]]
+            if eviction.selects:
+                assert len(rows) == eviction.budget
+                rows = most_wanted(rows[: eviction.budget - eviction.recent], eviction.kept)
+            else:
+                rows = [mix(row, what.dropped) for row in rows]
+            for i, page in enumerate(what.targets[group]):
+                written.append((page, rows[i * size : (i + 1) * size]))
+        for page, rows in written:
+            self.pages[page] = rows
 
     def run(self, plan):
         """Token and prompt logprobs of each chunk."""
@@ -100,24 +146,26 @@ class HashDevice:
         for chunk in plan.chunks:
             seq, end = chunk.seq, chunk.start + chunk.count
             history, states = self.history[seq.slot], []
+            size, groups = self.block_size, range(self.layout.num_groups)
+            tables = [resident_pages(seq, group, size) for group in groups]
             for position in range(chunk.start, end):
                 if position < len(seq.tokens):
                     history[position] = seq.tokens[position]
-                before = 7
-                for group, window in enumerate(self.layout.windows):
-                    first = 0 if window is None else max(0, position - window + 1)
-                    seen = [self._read(seq, group, p) for p in range(first, position)]
-                    expected = 7
-                    if position:
-                        before = seen[-1] if seen else before
-                        expected = self._state(history, position)
-                    assert before == expected, "read what another wrote"
-                    tail = [self._state(history, p + 1) for p in range(first, position)]
-                    assert seen == tail, "read what another wrote"
-                state = mix(before, history[position])
-                for table in seq.block_tables:
-                    page = table[position // self.block_size]
-                    self.pages[page][position % self.block_size] = state
+                assert self._dropped(position) == chunk.dropped, "a chunk goes on as tokens leave"
+                before = [7, *self._states(history[:position])]
+                for table, window in zip(tables, self.layout.windows, strict=True):
+                    last = position - chunk.dropped
+                    first = 0 if window is None else max(0, last - window + 1)
+                    seen = [self._read(table, at) for at in range(first, last)]
+                    if window is None:
+                        expected = resident(self.layout.eviction, before[1:])
+                    else:
+                        expected = before[1:][max(0, position - window + 1) :]
+                    assert seen == expected, "read what another wrote"
+                state = mix(before[-1], history[position])
+                for table in tables:
+                    at = position - chunk.dropped
+                    self.pages[table[at // size]][at % size] = state
                 states.append(state)
             tokens.append(next_token(states[-1], seq.seed) if chunk.samples else None)
             if chunk.samples and end < len(history):
@@ -130,16 +178,17 @@ class HashDevice:
             prompts.append([prompt_logprob(s, t) for s, t in rows] if wanted else [])
         return tokens, prompts
 
-    def _state(self, history, length: int) -> int:
-        state = 7
-        for token in history[:length]:
-            state = mix(state, token)
-        return state
+    def _dropped(self, position: int) -> int:
+        eviction = self.layout.eviction
+        return 0 if eviction is None else eviction.dropped(position)
 
-    def _read(self, seq, group, position):
-        page = seq.block_tables[group][position // self.block_size]
+    def _states(self, tokens) -> list[int]:
+        return list(accumulate(tokens, mix, initial=7))[1:]
+
+    def _read(self, table, at: int) -> int:
+        page = table[at // self.block_size]
         assert page != GONE, "read a page that was given back"
-        return self.pages[page][position % self.block_size]
+        return self.pages[page][at % self.block_size]
 
 
 class Harness:
@@ -162,12 +211,13 @@ class Harness:
         caching: bool = False,
         host_slots: tuple[int, int] = (0, 0),
         costs: MoveCosts | None = None,
+        eviction: Eviction | None = None,
     ):
         self.config = config or SchedulerConfig()
         self.now = 0.0
         chunk = self.config.prefill_chunk_size
         self.beside_decodes = min(chunk, self.config.mixed_prefill_tokens or chunk)
-        layout = KVLayout(block_size, windows)
+        layout = KVLayout(block_size, windows, eviction=eviction)
         chunk = max_model_len
         if self.config.enable_chunked_prefill:
             chunk = min(chunk, self.config.prefill_chunk_size)
@@ -176,7 +226,7 @@ class Harness:
         self.buckets = Buckets(
             self.config,
             compile_config or CompileConfig(),
-            max_model_len=max_model_len,
+            max_model_len=layout.whole(max_model_len),
             block_size=block_size,
         )
         self.pool = BlockPool(num_blocks)
@@ -270,6 +320,8 @@ class Harness:
             # What never ran comes in an order that is not that of arrival.
             ordered = self.config.scheduling_policy == "lpm" or self.config.fair_users
             waits |= ordered and not oldest.turn
+            # Where tokens leave it may need pages that come back when a step has ended.
+            waits |= self.cache.layout.eviction is not None and scheduler._num_promised > 0
             assert oldest in rows or waits, "the oldest sequence does not go on"
         if oldest:
             assert oldest.num_preemptions == preemptions, "the oldest was preempted"
@@ -297,7 +349,7 @@ class Harness:
         assert not bucket.decode_only or set(counts) == {1}
         assert plan.num_pages <= bucket.pages
         size = self.cache.layout.block_size
-        assert plan.num_pages == max(-(-(c.start + c.count) // size) for c in chunks)
+        assert plan.num_pages == max(-(-c.kv_len // size) for c in chunks)
         fresh = {chunk.seq for chunk in plan.admitted}
         decodes = [s for s in decodes if s.status is Status.RUNNING and s not in fresh]
         prompts = [chunk for chunk in chunks if chunk.seq not in decodes]
@@ -331,7 +383,8 @@ class Harness:
         for chunk in prompts:
             if chunk in plan.admitted and self.can_hit(chunk.seq):
                 continue  # others admitted with it may have taken what it would have copied
-            left = chunk.seq.num_tokens - chunk.samples - chunk.seq.num_computed
+            end = chunk.seq.num_tokens - chunk.samples
+            left = self.cache.layout.run_end(chunk.start, end) - chunk.seq.num_computed
             assert not left or chunk.count == config.prefill_chunk_size, "padding beside a prompt"
         chunked = {chunk.seq for chunk in plan.chunks}
         starting = [s for s in scheduler.lives.running if not s.in_flight and s not in chunked]
@@ -342,6 +395,7 @@ class Harness:
             and config.scheduling_policy == "fcfs"
             and not config.fair_users
             and self.cache.layout.windows == (None,)
+            and self.cache.layout.eviction is None
         )
         if not is_plain:
             return  # what was to be had before the step cannot be told after it

@@ -4,12 +4,14 @@ import random
 
 import pytest
 
+from llmjax.cache.evictor import Evictor
 from llmjax.cache.host_pool import MoveCosts
+from llmjax.cache.layout import KVLayout
 from llmjax.cache.manager import KVCache
-from llmjax.cache.page_store import Copy, PageStore
+from llmjax.cache.page_store import Condense, Copy, PageStore
 
 from .scheduler_harness import VOCAB
-from .test_scheduler_properties import small_harness
+from .test_scheduler_properties import EVICTIONS, small_harness
 
 SHARED = [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
 FREE = MoveCosts(0, 0, 1)
@@ -55,6 +57,36 @@ def skip(*args):
     return None
 
 
+def forgetful_loads():
+    """Crowds that get longer than what they keep."""
+    for seed in range(20):
+        rng = random.Random(seed)
+        eviction = rng.choice(EVICTIONS)
+        h = small_harness(2, True, 5, 16, 0.0, 0.5, True, caching=True, eviction=eviction)
+        for _ in range(6):
+            prompt = SHARED + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 12))]
+            h.add(prompt, max_tokens=rng.randint(8, 24), ignore_eos=True)
+            for _ in range(rng.randint(0, 8)):
+                h.step()
+        h.drain()
+        h.check_outputs()
+        yield h
+
+
+FORGETFUL = {
+    "what is kept is not moved": (
+        KVCache,
+        "take_transfers",
+        lambda self: [t for t in TAKE(self) if not isinstance(t, Condense)],
+    ),
+    "what is kept is not given back": (
+        Evictor,
+        "carry_out",
+        lambda self, seq, *args: CARRY_OUT(self, seq, *args) or seq.kept_pages.clear(),
+    ),
+    "a chunk goes on as tokens leave": (KVLayout, "run_end", lambda self, start, count: count),
+}
+CARRY_OUT = Evictor.carry_out
 TAKE = KVCache.take_transfers
 MUTATIONS = {
     "a reference is not given back": (PageStore, "drop", now_and_then(PageStore.drop, skip)),
@@ -91,3 +123,17 @@ def test_a_fault_is_seen(monkeypatch, name):
     monkeypatch.setattr(owner, method, mutated)
     with pytest.raises((AssertionError, RuntimeError, KeyError, ValueError, TypeError)):
         list(loads())
+
+
+def test_without_a_fault_long_ones_forget_in_peace():
+    done = list(forgetful_loads())
+    assert sum(h.scheduler.num_preemptions for h in done) > 5
+    assert sum(h.device.num_evictions for h in done) > 100
+
+
+@pytest.mark.parametrize("name", FORGETFUL)
+def test_a_fault_of_what_is_forgotten_is_seen(monkeypatch, name):
+    owner, method, mutated = FORGETFUL[name]
+    monkeypatch.setattr(owner, method, mutated)
+    with pytest.raises((AssertionError, RuntimeError, KeyError, ValueError, TypeError, IndexError)):
+        list(forgetful_loads())

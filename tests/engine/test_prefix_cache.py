@@ -156,3 +156,15 @@ def test_a_window_keeps_no_more_than_it_sees(windowed_model):
         # All 50 pages and one to write in one group; elsewhere the window, its start rounded
         # down to 64 keys, and the page to write.
         assert used <= 52 + (len(windows) - 1) * ((32 + 64) // 4 + 2)
+
+
+def test_the_log_says_in_which_units_prefixes_are_reused(windowed_model, tiny_model, caplog):
+    caplog.set_level("INFO", logger="llmjax.engine.engine")
+    for model in (tiny_model, windowed_model):
+        make(model, 400).close()
+    told = [line for line in caplog.messages if line.startswith("prefix reuse")]
+    assert told == [
+        "prefix reuse: in units of 4 tokens",
+        "prefix reuse: in units of 4 tokens; a beginning can be had while there is what windows "
+        "of 32 tokens see at its end, from a multiple of 64 on",
+    ]

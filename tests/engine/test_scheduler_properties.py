@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from llmjax.cache.eviction import Eviction
 from llmjax.cache.host_pool import MoveCosts
 from llmjax.config import CompileConfig, SchedulerConfig
 from llmjax.errors import InvalidRequestError
@@ -41,6 +42,15 @@ def small_harness(depth, chunked, chunk, num_blocks, margin, paddings, ready, **
     )
 
 
+EVICTIONS = [
+    Eviction("streaming", budget=20, quantum=4, kept=4),
+    Eviction("streaming", budget=24, quantum=8, kept=4),
+    Eviction("snapkv", budget=20, quantum=4, kept=12),
+    Eviction("snapkv", budget=24, quantum=8, kept=8),
+]
+"""Of pages of 4 tokens; what stays is no less than any window here."""
+
+
 class Loads(RuleBasedStateMachine):
     @initialize(
         depth=st.integers(1, 3),
@@ -57,11 +67,15 @@ class Loads(RuleBasedStateMachine):
         caching=st.booleans(),
         host_slots=st.sampled_from([(0, 0), (3, 0), (40, 8)]),
         costs=st.sampled_from([MoveCosts(), MoveCosts(1, 1, 1), MoveCosts(1, 100, 1)]),
+        eviction=st.sampled_from([None, None, *EVICTIONS]),
     )
-    def start(self, depth, chunked, chunk, num_blocks, margin, paddings, windows, **options):
+    def start(
+        self, depth, chunked, chunk, num_blocks, margin, paddings, windows, eviction, **options
+    ):
         num_blocks *= len(windows)
+        chunked |= eviction is not None  # prompts are cut where tokens leave
         args = (depth, chunked, chunk, num_blocks, margin, paddings, False)
-        self.h = small_harness(*args, windows=windows, **options)
+        self.h = small_harness(*args, windows=windows, eviction=eviction, **options)
         self.prompts = [[2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]
 
     def beginning(self, data):
@@ -203,3 +217,20 @@ def test_a_request_alone_among_others_chunked_or_preempted_says_the_same():
         said.add(tuple(seq.tokens))
         assert (seq.num_preemptions > 0) == (num_blocks == 8)
     assert len(said) == 1
+
+
+def test_behind_windows_reuse_decays_by_pages():
+    """As others need room, less and less of a beginning is left, not suddenly nothing."""
+    found, prompt = [], [2 + i % 15 for i in range(40)]
+    for others in range(24):
+        h = small_harness(2, True, 8, 40, None, 0.1, True, windows=(None, 6), caching=True)
+        h.add(prompt, max_tokens=1)
+        h.drain()
+        for i in range(others):
+            h.add([18, 19, i % 20, i * 7 % 20], max_tokens=1)
+            h.drain()
+        (again,) = h.add(prompt, max_tokens=1)
+        found.append(h.cache.match(again).num_tokens)
+    assert found[0] == 39
+    assert sorted(set(found)) == [*range(0, 40, 4), 39]
+    assert found == sorted(found, reverse=True)

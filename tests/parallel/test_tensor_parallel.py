@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import with_tokenizer
 
 from llmjax import LLM
 from llmjax.errors import ConfigError
@@ -59,9 +58,9 @@ def assert_same(one: dict, other: dict) -> None:
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
-def test_any_number_of_devices(tmp_path):
+def test_any_number_of_devices(make_model):
     """3 query heads of one key-value head: copied, and filled up with zeros."""
-    model = with_tokenizer("smollm2", tmp_path / "smollm2")
+    model = make_model("smollm2")
     sizes = [1, 2, 3, 4, 8]
     one, *more = spread(model, sizes, num_gpu_blocks_override=26)
     assert one["preemptions"] and one["hits"]
@@ -86,15 +85,15 @@ def test_any_number_of_devices(tmp_path):
         ("olmo2", [1, 2], {"num_gpu_blocks_override": 26}),
     ],
 )
-def test_families(tmp_path, family, sizes, options):
+def test_families(make_model, family, sizes, options):
     """Windows, biases, 8-bit pages and norms over all heads."""
-    one, *more = spread(with_tokenizer(family, tmp_path / family), sizes, **options)
+    one, *more = spread(make_model(family), sizes, **options)
     for found in more:
         assert_same(one, found)
 
 
-def test_norms_over_all_heads_do_not_take_copies(tmp_path):
-    model = with_tokenizer("olmo2", tmp_path / "olmo2")
+def test_norms_over_all_heads_do_not_take_copies(make_model):
+    model = make_model("olmo2")
     with pytest.raises(AssertionError, match="tensor_parallel_size is 8, allowed for Olmo2"):
         spread(model, [8], num_gpu_blocks_override=26)
 

@@ -111,6 +111,14 @@ def test_a_worker_of_another_kind_is_one_line(start):
     [
         (("prefill", "m", "--listen", "memory"), "listen is 'memory', allowed: tcp://HOST:PORT or"),
         (("prefill", "m", "--listen", "9000"), "the address of a prefill worker is '9000', allo"),
+        (
+            ("prefill", "m", "--kv-eviction", "streaming"),
+            "kv_eviction is 'streaming', allowed of a prefill worker: none",
+        ),
+        (
+            ("serve", "m", "--kv-eviction", "snapkv", "--prefill-from", "memory"),
+            "kv_eviction is 'snapkv', allowed with prefill_from: none",
+        ),
         (("serve", "m", "--prefill-from", "http://h:1"), "prefill_from is 'http://h:1', allowed"),
         (("serve", "m", "--prefill-from", "memory,memory"), "prefill_from is ('memory', 'memory')"),
         (("serve", "m", "--prefill-min-tokens", "0"), "prefill_min_tokens is 0, allowed: 1 or mo"),

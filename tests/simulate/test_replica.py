@@ -258,3 +258,8 @@ def test_setups_can_be_told(tmp_path):
     assert asdict(setup())["machine"]["shape"]["num_layers"] == 4
     with pytest.raises(ConfigError, match="allows 2 to 512"):
         Setup(setup().machine, max_model_len=513).size_memory()
+
+
+def test_what_is_not_simulated_is_refused():
+    with pytest.raises(ConfigError, match="kv_eviction is 'snapkv', allowed in a simulation: none"):
+        Setup(setup().machine, CacheConfig(kv_eviction="snapkv")).size_memory()

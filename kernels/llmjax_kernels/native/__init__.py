@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-import os
 from pathlib import Path
 
 import jax
 
+from ..choice import wanted
 from .sources import digest
 
 log = logging.getLogger(__name__)
@@ -27,13 +27,11 @@ def available() -> bool:
     Raises:
         RuntimeError: they are insisted on and cannot be had; or the variable is neither.
     """
-    wanted = os.environ.get("LLMJAX_KERNELS", "")
-    if wanted not in ("", "xla", "native"):
-        raise RuntimeError(f"LLMJAX_KERNELS is {wanted!r}, allowed: xla, native")
-    if wanted == "xla" or jax.default_backend() != "cpu":
+    choice = wanted()
+    if choice == "xla" or jax.default_backend() != "cpu":
         return False
     problem = _problem()
-    if problem and wanted == "native":
+    if problem and choice == "native":
         raise RuntimeError(f"LLMJAX_KERNELS is native, but {problem}")
     return problem is None
 

@@ -1,5 +1,6 @@
 """Causal attention of a ragged step over paged keys and values."""
 
-from .reference import AttentionSpec, paged_attention
+from .args import AttentionArgs, AttentionSpec
+from .dispatch import paged_attention, serving
 
-__all__ = ["AttentionSpec", "paged_attention"]
+__all__ = ["AttentionArgs", "AttentionSpec", "paged_attention", "serving"]

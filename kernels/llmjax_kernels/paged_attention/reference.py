@@ -8,13 +8,12 @@ tile after the other.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
 from ..layout import PagedKV, RaggedBatch
+from .args import AttentionArgs, AttentionSpec
 
 TILE = 64
 """Queries of one sequence computed together."""
@@ -23,36 +22,13 @@ BLOCK = 128
 _MASKED = -1e30
 
 
-class AttentionSpec(NamedTuple):
-    """Arithmetic of one layer's attention.
-
-    Attributes:
-        scale: multiplies q.k.
-        window: tokens that a token sees, itself counted; None is all before it.
-        softcap: c * tanh(score / c) where not None.
-    """
-
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
+def supports(args: AttentionArgs) -> bool:
+    """All there is."""
+    return True
 
 
-def paged_attention(
-    q: Float[Array, "T N H"],
-    k: Float[Array, "T K H"],
-    v: Float[Array, "T K H"],
-    kv: PagedKV,
-    batch: RaggedBatch,
-    spec: AttentionSpec,
-) -> tuple[Float[Array, "T N H"], PagedKV]:
-    """Writes the step's keys and values into their pages, then attends to all before.
-
-    Scores and sums are float32. Padding tokens write nothing; what their rows of the
-    result hold is finite and unspecified.
-
-    Returns:
-        The attention output, in q's dtype, and the updated pages.
-    """
+def run(args: AttentionArgs) -> tuple[Float[Array, "T N H"], PagedKV]:
+    q, k, v, kv, batch, spec = args
     kv = write_kv(k, v, kv, batch)
     tokens = q.shape[0]
     if batch.decode_only:
@@ -168,6 +144,8 @@ def _attend(
         seen = key_positions <= positions[:, :, None]
         if spec.window is not None:
             seen &= key_positions > positions[:, :, None] - spec.window
+        # What a page holds where no query looks may be NaN, and 0 * NaN is NaN.
+        values = jnp.where(jnp.any(seen, axis=1)[:, :, None, None], values, 0)
         scores = jnp.einsum(
             "bqkgh,bckh->bkgqc", grouped_q, keys, preferred_element_type=jnp.float32
         )

@@ -55,8 +55,9 @@ def collect() -> Iterator[tuple[str, str]]:
 
 def kernels() -> str:
     from llmjax_kernels import native
+    from llmjax_kernels.paged_attention import serving
 
-    return f"native ({native.instruction_set()})" if native.available() else "XLA"
+    return f"native ({native.instruction_set()})" if native.available() else serving()
 
 
 def cpu() -> Iterator[tuple[str, str]]:

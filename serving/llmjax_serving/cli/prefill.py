@@ -33,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     set_up_logging(getattr(logging, args.log_level.upper()))
     config = EngineConfig.of(**engine_options(args))
+    if config.cache.kv_eviction is not None:
+        raise ConfigError(
+            f"kv_eviction is {config.cache.kv_eviction!r}, allowed of a prefill worker: none, as "
+            "it hands over whole prompts"
+        )
 
     from llmjax.engine.engine import Engine
     from llmjax.engine.prefill_worker import PrefillWorker, terms_of, worker_config

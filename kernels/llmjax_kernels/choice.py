@@ -1,0 +1,17 @@
+"""What the user says about which kernels serve."""
+
+from __future__ import annotations
+
+import os
+
+
+def wanted() -> str:
+    """`LLMJAX_KERNELS`: "xla" forbids all others, "native" insists on the CPU's; else empty.
+
+    Raises:
+        RuntimeError: it is neither.
+    """
+    value = os.environ.get("LLMJAX_KERNELS", "")
+    if value not in ("", "xla", "native"):
+        raise RuntimeError(f"LLMJAX_KERNELS is {value!r}, allowed: xla, native")
+    return value

@@ -1,0 +1,38 @@
+"""Which backend computes paged attention."""
+
+from __future__ import annotations
+
+from jaxtyping import Array, Float
+
+from ..layout import PagedKV, RaggedBatch
+from . import jax_triton, reference
+from .args import AttentionArgs, AttentionSpec
+
+BACKENDS = (jax_triton, reference)
+"""The first that supports what is asked for computes it."""
+
+
+def serving() -> str:
+    """What computes a step here, for people."""
+    return "Triton attention, XLA" if jax_triton.available() else "XLA"
+
+
+def paged_attention(
+    q: Float[Array, "T N H"],
+    k: Float[Array, "T K H"],
+    v: Float[Array, "T K H"],
+    kv: PagedKV,
+    batch: RaggedBatch,
+    spec: AttentionSpec,
+) -> tuple[Float[Array, "T N H"], PagedKV]:
+    """Writes the step's keys and values into their pages, then attends to all before.
+
+    Scores and sums are float32. Padding tokens write nothing; what their rows of the
+    result hold is finite and unspecified.
+
+    Returns:
+        The attention output, in q's dtype, and the updated pages.
+    """
+    args = AttentionArgs(q, k, v, kv, batch, spec)
+    backend = next(backend for backend in BACKENDS if backend.supports(args))
+    return backend.run(args)

@@ -1,0 +1,282 @@
+"""Paged attention for NVIDIA GPUs: Triton kernels (triton_kernels.py) through jax-triton.
+
+Three launches: new keys and values go into their pages in place, tiles of queries attend, and
+where the keys of a tile were shared among programs their parts are put together.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import ShapeDtypeStruct
+from jaxtyping import Array, Float
+
+from ..choice import wanted
+from ..gpu import Gpu, target
+from ..kv_format import SCALE_BYTES
+from ..layout import PagedKV
+from .args import AttentionArgs
+
+log = logging.getLogger(__name__)
+
+OLDEST = 80
+"""Compute capability of an A100: the first with bfloat16 and asynchronous copies."""
+HOPPER = 90
+WIDEST = 256
+"""Channels of a head."""
+LEAST_KEYS = 128
+"""Of a split: with fewer, putting parts together costs more than it gains."""
+MOST_SPLITS = 64
+FILL = 4
+"""Programs for each multiprocessor: so many small tiles fit, and uneven lengths level out."""
+MOST_ELEMENTS = 8192
+"""Of the keys that are loaded together; their values are as many."""
+LOG2E = math.log2(math.e)
+
+
+class Shape(NamedTuple):
+    """How the work of `attend` is cut.
+
+    Attributes:
+        tile: tokens of a tile.
+        rows: of a tile: its tokens' heads, up to a power of two.
+        keys: loaded together.
+        warps, stages: of a program; loads of so many blocks of keys are under way at once.
+        splits: programs that share the keys of a tile.
+    """
+
+    tile: int
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    splits: int
+
+
+def available() -> bool:
+    """Whether this is an NVIDIA GPU from A100 on, jax-triton is installed, and not forbidden."""
+    gpu = target()
+    capable = gpu is not None and gpu.compute_capability >= OLDEST
+    return capable and wanted() != "xla" and _installed()
+
+
+def supports(args: AttentionArgs) -> bool:
+    """Heads that fit a program's registers, and rows in pages that it can address."""
+    if not available():
+        return False
+    q, format = args.q, args.kv.format
+    aligned = not format.is_scaled or q.shape[2] % SCALE_BYTES == 0
+    fits = q.size < 2**31  # rows of queries have 32-bit places; those of pages 64
+    return q.shape[2] <= WIDEST and aligned and fits and q.dtype.itemsize <= 4
+
+
+@functools.cache
+def _installed() -> bool:
+    missing = [name for name in ("jax_triton", "triton") if not importlib.util.find_spec(name)]
+    if missing:
+        log.warning(
+            "attention runs in plain XLA, not in Triton: %s not installed (the extra `gpu`)",
+            " and ".join(missing),
+        )
+    return not missing
+
+
+def run(args: AttentionArgs) -> tuple[Float[Array, "T N H"], PagedKV]:
+    from . import triton_kernels as kernels
+
+    gpu = target()
+    assert gpu is not None  # supports() has said so
+    kv = _write(kernels, gpu, args)
+    return _attend(kernels, gpu, args._replace(kv=kv)), kv
+
+
+def launch(
+    kernel: Any,
+    grid: tuple[int, ...],
+    inputs: Sequence[Array | int],
+    outputs: Sequence[ShapeDtypeStruct],
+    aliases: Mapping[int, int],
+    *,
+    gpu: Gpu,
+    warps: int = 4,
+    stages: int = 1,
+    **constants: Any,
+) -> Sequence[Array]:
+    """One launch of a Triton kernel; the tests put Triton's interpreter in its place.
+
+    Args:
+        aliases: outputs by the inputs whose memory they take.
+        constants: the kernel's `tl.constexpr` parameters.
+    """
+    import jax_triton
+
+    return jax_triton.triton_call(
+        *inputs,
+        kernel=kernel,
+        out_shape=outputs,
+        grid=grid,
+        input_output_aliases=dict(aliases),
+        num_warps=warps,
+        num_stages=stages,
+        compute_capability=gpu.compute_capability,
+        **constants,
+    )
+
+
+def _write(kernels: ModuleType, gpu: Gpu, args: AttentionArgs) -> PagedKV:
+    kv, batch = args.kv, args.batch
+    S, P = batch.block_tables.shape
+    T, K, _ = args.k.shape
+    inputs = (
+        args.k,
+        args.v,
+        batch.positions,
+        batch.token_seqs,
+        batch.query_starts,
+        batch.block_tables,
+        kv.k,
+        kv.v,
+        S,
+        P,
+    )
+    k, v = launch(
+        kernels.write_kv,
+        (T,),
+        inputs,
+        [ShapeDtypeStruct(x.shape, x.dtype) for x in (kv.k, kv.v)],
+        {6: 0, 7: 1},
+        gpu=gpu,
+        HEADS=_power(K),
+        MOST=kv.format.most,
+        **_rows(kernels, args),
+    )
+    return replace(kv, k=k, v=v)
+
+
+def _attend(kernels: ModuleType, gpu: Gpu, args: AttentionArgs) -> Float[Array, "T N H"]:
+    q, kv, batch, spec = args.q, args.kv, args.batch, args.spec
+    T, N, H = q.shape
+    S, P = batch.block_tables.shape
+    K = kv.k.shape[2]
+    shape = choose_shape(args, gpu)
+    split = shape.splits > 1
+    tiles = S if batch.decode_only else T // shape.tile + S + 1
+    inputs = (q, kv.k, kv.v, batch.query_starts, batch.kv_lens, batch.block_tables, T, S, P)
+    result = ShapeDtypeStruct(q.shape, q.dtype)
+    parts = (T, N, shape.splits)
+    sums = ShapeDtypeStruct(parts if split else (1,), jnp.float32)
+    scale, cap = spec.scale * LOG2E, 0.0
+    if spec.softcap is not None:
+        scale, cap = 2 * scale / spec.softcap, spec.softcap * LOG2E
+    out, largest, total = launch(
+        kernels.attend,
+        (tiles, K, shape.splits),
+        (*inputs, shape.splits),
+        [ShapeDtypeStruct((*parts, H), jnp.float32) if split else result, sums, sums],
+        {},
+        gpu=gpu,
+        warps=shape.warps,
+        stages=shape.stages,
+        DECODE_ONLY=batch.decode_only,
+        SPLIT=split,
+        TILE=shape.tile,
+        ROWS=shape.rows,
+        KEYS=shape.keys,
+        LEAST=max(1, LEAST_KEYS // shape.keys),
+        GROUP=N // K,
+        SCALE=scale,
+        CAP=cap,
+        WINDOW=spec.window or 0,
+        **_types(kernels, args),
+        **_rows(kernels, args),
+    )
+    if not split:
+        return out
+    return launch(
+        kernels.combine,
+        (T * N,),
+        (out, largest, total, shape.splits),
+        [result],
+        {},
+        gpu=gpu,
+        SPLITS=_power(shape.splits),
+        H=H,
+        WIDTH=_width(H),
+    )[0]
+
+
+def choose_shape(args: AttentionArgs, gpu: Gpu) -> Shape:
+    """By rule: tiles as large as registers and shared memory allow, splits until the chip is full.
+
+    How many splits there are depends on the bucket alone; where they begin, on the true lengths.
+    """
+    T, N, H = args.q.shape
+    S, P = args.batch.block_tables.shape
+    K, decode_only = args.kv.k.shape[2], args.batch.decode_only
+    group, width = N // K, _width(H)
+    exact = _dot_type(args) == jnp.float32  # multiplied one by one, in registers
+    hopper, scaled = gpu.compute_capability >= HOPPER, args.kv.format.is_scaled
+    rows, keys = 16, 16 if exact else min(64, MOST_ELEMENTS // width)
+    # An A100's matrix units take operands from registers, of which there are too few for more.
+    most = 16384 if hopper or not scaled else 8192
+    if not (decode_only or exact):
+        rows = min(128, most // max(width, 128), _power(T * group))
+        keys = keys if hopper else keys // 2
+    rows = max(rows, 16, _power(group))
+    tile = 1 if decode_only else rows // group
+    tiles = S if decode_only else T // tile + S + 1
+    splits = -(-FILL * gpu.multiprocessors // (tiles * K))
+    splits = min(splits, P * args.kv.page_size // LEAST_KEYS, MOST_SPLITS)
+    large = width > 128 or (hopper and rows > 16) if exact else rows * width >= most
+    warps = 8 if large else 4
+    return Shape(tile, rows, keys, warps, 2 if exact else 3, max(1, splits))
+
+
+def _dot_type(args: AttentionArgs) -> jnp.dtype:
+    """In which queries and keys are multiplied; codes are exact in all of them."""
+    format = args.kv.format
+    return args.q.dtype if format.is_scaled else jnp.promote_types(args.q.dtype, format.dtype)
+
+
+def _types(kernels: ModuleType, args: AttentionArgs) -> dict[str, Any]:
+    dot = value = _dot_type(args)
+    if args.kv.format.is_scaled and dot == jnp.float16:
+        # Weights times scales may be less than float16 has.
+        value = jnp.dtype(jnp.bfloat16)
+    return {
+        "DTYPE": getattr(kernels.tl, dot.name),
+        "VALUE_DTYPE": getattr(kernels.tl, value.name),
+    }
+
+
+def _rows(kernels: ModuleType, args: AttentionArgs) -> dict[str, Any]:
+    """Constants about rows in pages."""
+    format, H = args.kv.format, args.q.shape[2]
+    codes = {"int8": kernels.INT8, "fp8_e4m3": kernels.E4M3, "fp8_e5m2": kernels.E5M2}
+    return {
+        "PAGE": args.kv.page_size,
+        "KV_HEADS": args.kv.k.shape[2],
+        "H": H,
+        "ROW": format.width(H),
+        "WIDTH": _width(H),
+        "STORED": getattr(kernels.tl, (format.storage if format.is_scaled else format.dtype).name),
+        "CODE": codes.get(format.name, kernels.FLOAT).value,
+    }
+
+
+def _width(head_dim: int) -> int:
+    """Channels that a program computes: a power of two, and what a matrix unit takes."""
+    return max(16, _power(head_dim))
+
+
+def _power(n: int) -> int:
+    """The smallest power of two that is no less."""
+    return 1 << (n - 1).bit_length()

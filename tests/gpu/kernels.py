@@ -1,0 +1,145 @@
+"""Kernels as machine code: what ptxas says of those that jax-triton made."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import triton
+from aot import compile_for
+from jax.sharding import Mesh
+from targets import BLOCK_OVERHEAD, REGISTERS, THREADS, Target
+
+from llmjax_kernels.kv_format import KV_FORMATS
+from llmjax_kernels.layout import PagedKV, make_ragged_batch
+from llmjax_kernels.paged_attention import AttentionSpec, paged_attention
+
+PTXAS = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+PAGES, PAGE_SIZE, TABLE = 4096, 16, 512
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer's attention in one bucket (T, S)."""
+
+    tokens: int = 8
+    seqs: int = 8
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    dtype: str = "bfloat16"
+    kv: str = "bfloat16"
+    window: int | None = None
+    softcap: float | None = None
+
+
+def both(name: str, **options: object) -> dict[str, Case]:
+    """A case that decodes, and one of prompts and decodes."""
+    return {
+        f"{name} decode": Case(**options),  # type: ignore[arg-type]
+        f"{name} mixed": Case(tokens=2048, **options),  # type: ignore[arg-type]
+    }
+
+
+CASES = {
+    **both("head 128"),
+    "decode of one": Case(tokens=1, seqs=1),
+    "mixed of few": Case(tokens=32, seqs=8),
+    **both("head 64, group 7", head_dim=64, heads=56),
+    **both("head 80, no groups", head_dim=80, heads=8),
+    **both("head 96, group 3, float16", head_dim=96, heads=24, dtype="float16", kv="float16"),
+    **both("head 256, window, softcap", head_dim=256, heads=16, window=4096, softcap=50.0),
+    **both("int8", kv="int8"),
+    **both("e4m3", kv="fp8_e4m3"),
+    **both("e5m2, head 256", kv="fp8_e5m2", head_dim=256, heads=16),
+    **both("float32", dtype="float32", kv="float32"),
+    **both("float32, head 256, group 32", dtype="float32", kv="float32", head_dim=256, kv_heads=1),
+    **both("group 71, head 64", heads=71, kv_heads=1, head_dim=64),
+}
+
+
+@dataclass(frozen=True)
+class MachineCode:
+    """Attributes:
+    spilled: bytes of registers kept in memory, stored and loaded.
+    shared: bytes of shared memory of a block.
+    blocks: that a multiprocessor holds at once.
+    """
+
+    kernel: str
+    threads: int
+    registers: int
+    spilled: int
+    shared: int
+    blocks: int
+
+    def fits(self, target: Target) -> bool:
+        """Nothing is spilled, and a multiprocessor has room for it."""
+        return self.spilled == 0 and self.shared <= target.shared_of_block and self.blocks > 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kernel}: {self.registers} registers, {self.spilled} bytes spilled, "
+            f"{self.shared / 1024:.0f} KiB shared, {self.threads} threads, {self.blocks} blocks "
+            f"({100 * self.blocks * self.threads // THREADS}%)"
+        )
+
+
+def machine_code(target: Target, mesh: Mesh, case: Case, dumps: Path) -> Iterator[MachineCode]:
+    """Of the kernels of one case that no earlier case had.
+
+    Args:
+        dumps: where jax-triton writes what it compiles (JAX_TRITON_DUMP_DIR).
+    """
+    known = set(dumps.iterdir())
+    compile_case(target, mesh, case)
+    for folder in sorted(set(dumps.iterdir()) - known):
+        yield assemble(target, next(folder.glob("*.ptx")))
+
+
+def compile_case(target: Target, mesh: Mesh, case: Case, *, donate: bool = True) -> Any:
+    shape = jax.ShapeDtypeStruct
+    ints = partial(shape, dtype=jnp.int32)
+    S, format = case.seqs, KV_FORMATS[case.kv]
+    q = shape((case.tokens, case.heads, case.head_dim), case.dtype)
+    k = shape((case.tokens, case.kv_heads, case.head_dim), case.dtype)
+    pages = shape((PAGES, PAGE_SIZE, case.kv_heads, format.width(case.head_dim)), format.storage)
+
+    def attention(q, k, v, kv, starts, lens, tables):
+        batch = make_ragged_batch(starts, lens, tables, case.tokens, decode_only=case.tokens == S)
+        spec = AttentionSpec(case.head_dim**-0.5, case.window, case.softcap)
+        return paged_attention(q, k, v, kv, batch, spec)
+
+    shapes = (q, k, k, PagedKV(pages, pages, format), ints((S + 1,)), ints((S,)), ints((S, TABLE)))
+    return compile_for(target, mesh, attention, *shapes, donate=(3,) if donate else ())
+
+
+def assemble(target: Target, ptx: Path) -> MachineCode:
+    """What ptxas makes of one kernel.
+
+    Raises:
+        RuntimeError: nothing; carries what it said.
+    """
+    command = [PTXAS, f"-arch={target.arch}", "-v", ptx, "-o", ptx.with_suffix(".cubin")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    info = ptx.with_suffix(".compile_info").read_text()
+    shared = int(re.findall(r"shared_mem_bytes: (\d+)", info)[0])
+    threads = int(re.findall(r"\.reqntid (\d+)", ptx.read_text())[0])
+    registers = int(re.findall(r"Used (\d+) registers", done.stderr)[0])
+    spilled = sum(int(n) for n in re.findall(r"(\d+) bytes spill", done.stderr))
+    blocks = min(
+        # Registers are handed out to warps, 256 at a time.
+        REGISTERS // (-(-registers * 32 // 256) * 256 * threads // 32),
+        target.shared // (shared + BLOCK_OVERHEAD),
+        THREADS // threads,
+    )
+    return MachineCode(ptx.stem, threads, registers, spilled, shared, blocks)
