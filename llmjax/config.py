@@ -184,8 +184,8 @@ class SchedulerConfig:
         prefill_chunk_size: most prompt tokens of one sequence in a step. Without chunking
             neither this limit nor the next two apply.
         mixed_prefill_tokens: most prompt tokens of all sequences together in a step in which
-            others decode, as these wait for it; by default 128 on a CPU and elsewhere
-            `prefill_chunk_size`, which it never exceeds.
+            others decode, as these wait for it; by default `prefill_chunk_size`, which it never
+            exceeds.
         target_itl_ms: milliseconds between tokens: prompt tokens beside decodes are as many as
             steps have time for by what they have been measured to take, at least 16 and at most
             `mixed_prefill_tokens` where that is given. By default there is no target.

@@ -4,8 +4,9 @@
 
 Replays the Azure conversation trace (ContextTokens, GeneratedTokens) with lengths divided by
 SCALE on SmolLM2, all requests at hand from the start, under every policy, with and without
-host memory, in a pool of half of what the running sequences would fill. Compares every token
-with that of a roomy engine that remembers nothing, and the accounts of pages at the end.
+host memory, in a pool of half of what the running sequences would fill, without the forecast that
+keeps preemptions rare. Compares every token with that of a roomy engine that remembers nothing,
+and the accounts of pages at the end.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ def main() -> None:
                 MODEL,
                 scheduling_policy=policy,
                 swap_space=swap,
+                forecast_margin=None,  # which would keep preemptions away
                 num_gpu_blocks_override=pages,
                 **SIZES,
             ) as llm:

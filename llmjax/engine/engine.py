@@ -33,7 +33,6 @@ from .condense import check_eviction
 from .context import fit_context, make_layout, most_chunk
 from .handover import Handover
 from .memory import count_pages, page_bytes
-from .pace import Pace
 from .prefill_worker import make_handover
 from .runner import InFlight, Runner
 from .scheduler import Plan, Scheduler
@@ -48,9 +47,6 @@ _WAIT_SECONDS = 0.05
 """Of a step that has nothing to do but to wait for a prefill worker: deadlines go on meanwhile."""
 _CPU_STEP_TOKENS = 512
 """Larger steps gain no speed on a CPU and make everyone wait."""
-_CPU_MIXED_TOKENS = 128
-"""A prompt token takes a CPU about half a millisecond, a step of decodes 20. Between tokens of 32
-chats at a time the 99th percentile was a third to a half of that with 512 (on a busy machine)."""
 
 
 class Engine:
@@ -108,7 +104,6 @@ class Engine:
             self.buckets,
             self.cache,
             max_model_len=self.max_model_len,
-            pace=Pace(config.scheduler, _CPU_MIXED_TOKENS if _on_cpu() else None),
         )
         self.runner = Runner(
             config,

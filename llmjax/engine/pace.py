@@ -66,16 +66,11 @@ class StepTimes:
 
 
 class Pace:
-    """How many prompt tokens go beside decodes.
+    """How many prompt tokens go beside decodes."""
 
-    Args:
-        beside_decodes: what the device at hand bears, where the configuration does not say.
-    """
-
-    def __init__(self, config: SchedulerConfig, beside_decodes: int | None = None):
+    def __init__(self, config: SchedulerConfig):
         chunk = config.prefill_chunk_size
         self.most = min(config.mixed_prefill_tokens or chunk, chunk)
-        self.default = min(config.mixed_prefill_tokens or beside_decodes or chunk, chunk)
         target = config.target_itl_ms
         self.target = target / 1000 if target is not None else None
         self.times = StepTimes()
@@ -83,12 +78,12 @@ class Pace:
     def limit(self, num_decodes: int) -> int:
         """Prompt tokens for a step that so many sequences decode in."""
         if self.target is None or self.times.fit is None:
-            return self.default
+            return self.most
         base, per_token, per_sequence = self.times.fit
         target = self.target / (1 + MARGIN * self.times.error)
         left = target - base - per_sequence * num_decodes
         if per_token <= 0:
-            return self.default
+            return self.most
         return int(min(max(left / per_token, LEAST), self.most))
 
     def observe(self, prompt_tokens: int, num_decodes: int, seconds: float) -> None:

@@ -46,7 +46,6 @@ class Scheduler:
         max_model_len: most tokens of a sequence, prompt and output; the pool holds as many,
             or a sequence alone could get stuck.
         clock: gives seconds, from where requests' arrival times come too.
-        pace: how many prompt tokens go beside decodes; by default as `config` says.
 
     Attributes:
         bucket_tokens, padded_tokens: tokens of all steps' buckets, and how many of these
@@ -61,7 +60,6 @@ class Scheduler:
         *,
         max_model_len: int,
         clock: Callable[[], float] = time.monotonic,
-        pace: Pace | None = None,
     ):
         pages = cache.layout.most_pages(max_model_len, cache.chunk)
         if cache.pool.num_blocks < pages:
@@ -73,7 +71,7 @@ class Scheduler:
         self.buckets = buckets
         self.cache = cache
         self.max_model_len = max_model_len
-        self.pace = pace or Pace(config)
+        self.pace = Pace(config)
         self.lives = Lives(
             config,
             cache,

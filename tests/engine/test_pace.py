@@ -33,8 +33,8 @@ def test_step_times_are_found_among_outliers(outliers):
 @pytest.mark.parametrize("outliers", [0.0, 0.1])
 def test_the_target_is_kept_and_used(target, outliers):
     rng = random.Random(1)
-    pace = Pace(SchedulerConfig(target_itl_ms=float(target)), beside_decodes=128)
-    assert pace.limit(16) == 128, "nothing is known yet"
+    pace = Pace(SchedulerConfig(target_itl_ms=float(target)))
+    assert pace.limit(16) == 512, "nothing is known yet"
     steps = []
     for i in range(400):
         # Prompts come in bursts, and who decodes changes.
@@ -58,10 +58,9 @@ def test_prompts_go_on_where_the_target_cannot_be_kept():
 
 def test_limits_that_are_given():
     assert Pace(SchedulerConfig()).limit(1) == 512
-    assert Pace(SchedulerConfig(), beside_decodes=128).limit(1) == 128
-    assert Pace(SchedulerConfig(mixed_prefill_tokens=200), beside_decodes=128).limit(1) == 200
+    assert Pace(SchedulerConfig(mixed_prefill_tokens=200)).limit(1) == 200
     config = SchedulerConfig(prefill_chunk_size=64, mixed_prefill_tokens=200)
-    assert Pace(config, beside_decodes=128).limit(1) == 64
+    assert Pace(config).limit(1) == 64
     pace = Pace(SchedulerConfig(target_itl_ms=1e6, mixed_prefill_tokens=48))
     rng = random.Random(3)
     for i in range(50):
