@@ -52,7 +52,7 @@ class LoadedModel:
 
     Attributes:
         config: with the heads and channels that there are, those added to divide them included.
-        mesh: that it is spread over.
+        mesh: of the devices that it is spread over; None is a single one.
         dtype: of activations.
         kv_format: how to keep keys and values, unless asked otherwise.
         weight_type: of the weights, for people.
@@ -181,7 +181,7 @@ def load_model(
 
 def _divide(config: DecoderConfig, mesh: Mesh | None) -> tuple[DecoderConfig, Partition | None]:
     """The model as tensor parallelism divides it."""
-    if mesh is None or mesh.size == 1:
+    if mesh is None:
         return config, None
     sizes = Sizes(config.num_heads, config.num_kv_heads, config.head_dim, config.mlp_size)
     parts = partition(sizes, mesh.shape["tensor"])
@@ -201,7 +201,7 @@ def _give_back_freed_memory() -> None:
 
 
 def _runs_native(config: DecoderConfig, dtype: str, mesh: Mesh | None, page_size: int) -> bool:
-    if dtype == "float16" or (mesh is not None and mesh.size > 1):
+    if dtype == "float16" or mesh is not None:
         return False
     return native_available() and native_supports(config.head_dim, page_size)
 

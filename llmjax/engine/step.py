@@ -135,22 +135,16 @@ class StepPrograms:
         self._slots, self._max_model_len = slots, max_model_len
         self._max_logprobs = max_logprobs
 
-    @property
-    def _mesh(self) -> Mesh | None:
-        """Where there are several devices."""
-        mesh = self._model.mesh
-        return mesh if mesh is not None and mesh.size > 1 else None
-
     def make_state(self, num_pages: int) -> DeviceState:
         """A state of zeros."""
         make = partial(self._zeros, num_pages)
-        if self._mesh is None:
+        if self._model.mesh is None:
             return make()
         return jax.jit(make, out_shardings=shardings_of(self.state_shapes(num_pages)))()
 
     def state_shapes(self, num_pages: int) -> DeviceState:
         """The shapes of a state's arrays, and how they are laid out over several devices."""
-        shapes, mesh = jax.eval_shape(partial(self._zeros, num_pages)), self._mesh
+        shapes, mesh = jax.eval_shape(partial(self._zeros, num_pages)), self._model.mesh
         if mesh is None:
             return shapes
         whole, pages = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, KV_PAGES)
@@ -183,7 +177,7 @@ class StepPrograms:
             bucket,
             self._max_logprobs,
             model.native,
-            self._mesh,
+            model.mesh,
         )
         packed = jax.ShapeDtypeStruct((packed_size(bucket, layout.num_groups),), jnp.int32)
         state = self.state_shapes(num_pages)

@@ -42,7 +42,7 @@ class PagedContext:
         pages: a pool for each layer of a group.
         batches: of each group; they differ in their block tables.
         places: group and index in it of each layer.
-        mesh: each of its devices attends with its own heads.
+        mesh: of several devices, each of which attends with its own heads.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class PagedContext:
         group, index = self._places[layer]
         pool, batch = self.pages[index], self._batches[group]
         attention = partial(paged_attention, spec=spec)
-        if self._mesh is not None and self._mesh.size > 1:
+        if self._mesh is not None:
             attention = jax.shard_map(
                 attention,
                 mesh=self._mesh,

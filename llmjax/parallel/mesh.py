@@ -8,12 +8,14 @@ from jax.sharding import AxisType, Mesh
 from ..errors import ConfigError
 
 
-def make_mesh(tensor: int = 1) -> Mesh:
-    """A mesh of the first `tensor` devices along the axis "tensor".
+def make_mesh(tensor: int) -> Mesh | None:
+    """A mesh of the first `tensor` devices along the axis "tensor"; None for a single one.
 
     Raises:
         ConfigError: fewer devices are visible.
     """
+    if tensor == 1:
+        return None
     devices = jax.devices()
     if tensor > len(devices):
         raise ConfigError(

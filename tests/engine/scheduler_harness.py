@@ -8,6 +8,8 @@ tokens, which are compared with those of the same sequence alone.
 from collections import defaultdict, deque
 from itertools import accumulate, count, pairwise
 
+from hypothesis import HealthCheck, settings
+
 from llmjax.cache.block_pool import BlockPool
 from llmjax.cache.eviction import Eviction
 from llmjax.cache.host_pool import HostPool, MoveCosts
@@ -31,6 +33,12 @@ from llmjax.request import (
 VOCAB = 20
 EOS = 0
 STOP = 1
+RANDOM_LOADS = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 
 def mix(state: int, token: int) -> int:

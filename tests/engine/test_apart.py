@@ -25,6 +25,8 @@ from llmjax.request import Request
 from llmjax.transfer.server import Listener
 from llmjax.transfer.sockets import Address
 
+from .said import assert_idle
+
 SIZES = {
     "block_size": 4,
     "max_num_seqs": 8,
@@ -98,10 +100,9 @@ def metric(llm, name):
     return llm.engine.metrics.totals()[f"{name}_total"]
 
 
-def assert_idle(llm):
-    stats = llm.engine.stats()
-    assert (stats.num_running, stats.num_waiting, stats.num_held, stats.pages_used) == (0, 0, 0, 0)
-    llm.engine.scheduler.check_balance()
+def assert_nothing_held(llm):
+    assert_idle(llm)
+    assert llm.engine.stats().num_held == 0
     llm.engine.handover.check_balance()
     assert not any(worker._open for worker in llm.engine.handover.workers)
 
@@ -155,7 +156,7 @@ def test_tokens_are_those_of_one_engine(plain, both):
     assert metric(both, "prefill_jobs_failed") == 0
     assert metric(both, "prefill_pages") > 0
     assert both.engine.stats().pages_loaded > 0
-    assert_idle(both)
+    assert_nothing_held(both)
 
 
 def test_seeds_choices_and_penalties_too(plain, both):
@@ -164,7 +165,7 @@ def test_seeds_choices_and_penalties_too(plain, both):
     assert said(both.generate(load, params, use_tqdm=False)) == said(
         plain.generate(load, params, use_tqdm=False)
     )
-    assert_idle(both)
+    assert_nothing_held(both)
 
 
 def test_conversations_go_on_from_what_either_side_has(plain, both):
@@ -181,7 +182,7 @@ def test_conversations_go_on_from_what_either_side_has(plain, both):
     again = both.generate(history, GREEDY)[0]
     assert said([again]) == said(plain.generate(history, GREEDY))
     assert metric(both, "prefill_jobs") == jobs + 1
-    assert_idle(both)
+    assert_nothing_held(both)
 
 
 def test_what_needs_no_worker_asks_none(plain, both):
@@ -212,7 +213,7 @@ def test_pages_of_8_bits_travel(windowed_model):
     with apart(windowed_model, "tcp://127.0.0.1:0", kv_cache_dtype="int8") as llm:
         assert said(llm.generate(load, GREEDY, use_tqdm=False)) == expected
         assert metric(llm, "prefill_pages") > 0
-        assert_idle(llm)
+        assert_nothing_held(llm)
 
 
 @pytest.mark.parametrize(("name", "caching"), [("windowed", True), ("tiny", False)])
@@ -228,7 +229,7 @@ def test_a_cramped_pool_and_little_host_memory_change_nothing(request, name, cac
         outputs = llm.generate(load, params, use_tqdm=False)
         assert said(outputs) == said(plain.generate(load, params, use_tqdm=False))
         assert metric(llm, "prefill_pages") > 0
-        assert_idle(llm)
+        assert_nothing_held(llm)
 
 
 def test_host_memory_that_is_too_small_is_refused(tiny_model):
@@ -272,7 +273,7 @@ def test_a_worker_that_is_lost_while_it_computes(tiny_model, plain_tiny, caplog)
         assert metric(llm, "prefill_jobs_failed") > 0
         told = [r for r in caplog.records if "is computed here" in r.message]
         assert len(told) == 1, "of a row of failures one is told"
-        assert_idle(llm)
+        assert_nothing_held(llm)
         assert llm.engine.stats().workers_up == 0
         worker.thread.join()
         with closing(Worker(tiny_model, address)):
@@ -283,7 +284,7 @@ def test_a_worker_that_is_lost_while_it_computes(tiny_model, plain_tiny, caplog)
             llm.engine.cache.reset()
             assert said(llm.generate(load, GREEDY, use_tqdm=False)) == expected
             assert metric(llm, "prefill_pages") > before
-        assert_idle(llm)
+        assert_nothing_held(llm)
 
 
 @contextmanager
@@ -304,7 +305,7 @@ def test_a_worker_that_is_late_is_not_waited_for(tiny_model, plain_tiny):
         assert said(llm.generate(prompt, GREEDY)) == expected
         assert metric(llm, "prefill_jobs_failed") == 1
         assert [type(message).__name__ for message in told] == ["Job", "Cancel"]
-        assert_idle(llm)
+        assert_nothing_held(llm)
 
 
 def test_requests_end_while_they_are_held(tiny_model):
@@ -313,7 +314,7 @@ def test_requests_end_while_they_are_held(tiny_model):
         options = RequestOptions(timeout=0.2)
         (late,) = llm.generate(load[0], GREEDY, options=options)
         assert isinstance(late.error, RequestTimeoutError)
-        assert_idle(llm)
+        assert_nothing_held(llm)
         stream = llm.stream({"prompt_token_ids": [5, 6, 7]}, GREEDY)
         llm.engine.add(Request("held", load[1], SEEDED))
         assert next(stream).outputs[0].token_ids, "others pass those that are held"
@@ -321,7 +322,7 @@ def test_requests_end_while_they_are_held(tiny_model):
         deltas = llm.engine.abort("held")
         assert [delta.finish_reason for delta in deltas] == ["abort"] * 3
         assert len(list(stream)) > 1
-        assert_idle(llm)
+        assert_nothing_held(llm)
         assert [type(message).__name__ for message in told] == ["Job", "Cancel"] * 2
 
 
@@ -367,4 +368,4 @@ def test_one_choice_ends_while_its_request_is_held(tiny_model, plain_tiny):
         for delta in deltas:
             said[delta.index] += delta.token_ids
         assert said == {0: [], **{i: expected[i].token_ids for i in (1, 2)}}
-        assert_idle(llm)
+        assert_nothing_held(llm)

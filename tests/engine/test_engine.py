@@ -18,6 +18,8 @@ from llmjax import LLM, SamplingParams
 from llmjax.engine.compile import CompileGuard
 from llmjax.errors import ConfigError, InvalidRequestError, ShutdownError
 
+from .said import assert_idle
+
 VOCAB = 320
 SIZES = {
     "max_model_len": 96,
@@ -45,12 +47,6 @@ def cramped(tiny_model):
     llm = LLM(str(tiny_model), prefill_chunk_size=16, forecast_margin=None, **SIZES)
     yield llm
     llm.close()
-
-
-def assert_idle(llm):
-    stats = llm.engine.stats()
-    assert (stats.num_running, stats.num_waiting, stats.pages_used) == (0, 0, 0)
-    llm.engine.scheduler.check_balance()
 
 
 def alone(llm, prompt, params):

@@ -18,6 +18,7 @@ from llmjax.errors import ConfigError, InvalidRequestError
 from llmjax_kernels import native
 
 from .forgetful import logprobs
+from .said import assert_idle, tokens
 
 SIZES = {
     "block_size": 16,
@@ -37,16 +38,6 @@ TOKENS = [random.Random(1).randrange(3, 250) for _ in range(600)]
 
 def make(model, policy, **options):
     return LLM(str(model), kv_eviction=policy, **{**SIZES, **options})
-
-
-def said(outputs):
-    return [choice.token_ids for output in outputs for choice in output.outputs]
-
-
-def assert_idle(llm):
-    stats = llm.engine.stats()
-    assert (stats.num_running, stats.num_waiting, stats.pages_used) == (0, 0, 0)
-    llm.engine.scheduler.check_balance()
 
 
 @pytest.fixture(scope="module", params=POLICIES)
@@ -138,8 +129,8 @@ def test_tokens_depend_on_nothing_but_the_prompt(roomy, cramped, load):
     """Alone and whole; in a crowd, in chunks, preempted, moved, found in the cache."""
     prompts = [TOKENS[start : start + 20] * (start > 1) + TOKENS[:n] for start, n, _ in load]
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, _, n in load]
-    expected = [said(roomy.generate(p, q))[0] for p, q in zip(prompts, params, strict=True)]
-    assert said(cramped.generate(prompts, params, use_tqdm=False)) == expected
+    expected = [tokens(roomy.generate(p, q))[0] for p, q in zip(prompts, params, strict=True)]
+    assert tokens(cramped.generate(prompts, params, use_tqdm=False)) == expected
     assert_idle(cramped)
     assert_idle(roomy)
 
@@ -150,9 +141,9 @@ def test_a_crowd_is_preempted_and_says_the_same(roomy, cramped):
         temperature=0.9, seed=3, max_tokens=150, ignore_eos=True, repetition_penalty=1.2, n=2
     )
     before = cramped.engine.stats().num_preemptions
-    found = said(cramped.generate(prompts, params, use_tqdm=False))
+    found = tokens(cramped.generate(prompts, params, use_tqdm=False))
     assert cramped.engine.stats().num_preemptions > before
-    assert found == [t for p in prompts for t in said(roomy.generate(p, params))]
+    assert found == [t for p in prompts for t in tokens(roomy.generate(p, params))]
     assert_idle(cramped)
 
 
@@ -162,7 +153,7 @@ def test_only_what_came_before_is_remembered(caching):
     first, again = (caching.generate(TOKENS[:230], params)[0] for _ in range(2))
     assert first.num_cached_tokens == 0
     assert budget - 16 <= again.num_cached_tokens <= budget
-    assert said([first]) == said([again])
+    assert tokens([first]) == tokens([again])
     assert_idle(caching)
 
 

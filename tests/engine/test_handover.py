@@ -8,7 +8,6 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -20,7 +19,7 @@ from llmjax.metrics import Metrics
 from llmjax.request import FinishReason
 from llmjax.transfer.connector import Cancel, Connector, Failure, Pages, Part, Place
 
-from .scheduler_harness import VOCAB, Harness, mix
+from .scheduler_harness import RANDOM_LOADS, VOCAB, Harness, mix
 
 MOVES_ARE_DEAR = MoveCosts(1, 100, 1)
 """So that only what a worker has computed is loaded."""
@@ -224,12 +223,7 @@ class Handovers(RuleBasedStateMachine):
 
 
 TestHandovers = Handovers.TestCase
-TestHandovers.settings = settings(
-    max_examples=60,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+TestHandovers.settings = RANDOM_LOADS
 
 LONG = [*range(2, 19), 3, 5, 7]
 

@@ -9,6 +9,8 @@ import pytest
 
 from llmjax import LLM, SamplingParams
 
+from .said import assert_idle, tokens
+
 SIZES = {
     "block_size": 4,
     "max_num_seqs": 8,
@@ -41,16 +43,6 @@ def plain(model):
 def caching(model):
     with make(model, 1600) as llm:
         yield llm
-
-
-def tokens(outputs):
-    return [choice.token_ids for output in outputs for choice in output.outputs]
-
-
-def assert_idle(llm):
-    stats = llm.engine.stats()
-    assert (stats.num_running, stats.num_waiting, stats.pages_used) == (0, 0, 0)
-    llm.engine.scheduler.check_balance()
 
 
 def prompts(seed, shared, count, most=30):

@@ -3,7 +3,6 @@
 import random
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -12,7 +11,7 @@ from llmjax.cache.host_pool import MoveCosts
 from llmjax.config import CompileConfig, SchedulerConfig
 from llmjax.errors import InvalidRequestError
 
-from .scheduler_harness import STOP, VOCAB, Harness
+from .scheduler_harness import RANDOM_LOADS, STOP, VOCAB, Harness
 
 SMALL = CompileConfig(token_buckets=(6, 12, 32), seq_buckets=(2, 4), page_buckets=(3, 12))
 
@@ -169,12 +168,7 @@ class Loads(RuleBasedStateMachine):
 
 
 TestLoads = Loads.TestCase
-TestLoads.settings = settings(
-    max_examples=60,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+TestLoads.settings = RANDOM_LOADS
 
 
 @pytest.mark.parametrize("depth", [1, 2])
