@@ -14,7 +14,7 @@ KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2"
 KV_EVICTIONS = ("streaming", "snapkv")
 POLICIES = ("fcfs", "priority", "lpm")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-QUANTIZATIONS = ("int8", "int4")
+QUANTIZATIONS = ("int8", "int4", "fp8")
 DEFAULT_KV_BUDGET = 2048
 PREFILL_ADDRESS = re.compile(
     r"memory|shm://(?P<name>[\w.-]{1,80})|tcp://(?P<host>[^:/\[\]]+|\[[^\]]+\]):(?P<port>\d{1,5})"
@@ -60,9 +60,12 @@ class ModelConfig:
         seed: of requests that bring none; by default a random one.
         served_model_name: the name clients use; by default what `model` says.
         chat_template: text or path of a Jinja template that replaces the model's own.
-        quantization: "int8" or "int4": weights that the checkpoint has as floats are quantised
-            while they are loaded, in groups of 32, for the native CPU kernels. int4 leaves the
-            matrix that gives the logits (the embedding too, where the two are one) at int8.
+        quantization: "int8", "int4" or "fp8": weights that the checkpoint has as floats are
+            quantised while they are loaded. The first two in groups of 32, for the native CPU
+            kernels and NVIDIA GPUs from A100 on; int4 leaves the matrix that gives the logits
+            (the embedding too, where the two are one) at int8. "fp8" is for GPUs: E4M3 with a
+            scale a row, activations likewise where the GPU multiplies FP8 (from H100 on); the
+            embedding and what gives the logits stay as they are.
     """
 
     model: str

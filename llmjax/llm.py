@@ -99,7 +99,7 @@ class LLM:
     def model(self) -> Decoder:
         """The Flax NNX module; its parameters are the very arrays that serve.
 
-        But where these are packed for the native CPU kernels: then they are float32 copies,
+        But where these are packed for kernels, or quantised: then they are copies in floats,
         made when they are first asked for and kept until `close`.
         """
         loaded = self.engine.model

@@ -19,7 +19,9 @@ from llmjax_kernels.kv_format import KV_FORMATS, KVFormat
 from llmjax_kernels.native import available as native_available
 from llmjax_kernels.native.blocks import supports as native_supports
 from llmjax_kernels.native.blocks import unpack
-from llmjax_kernels.packed import PackedWeight
+from llmjax_kernels.packed import QUANTISATIONS, PackedWeight
+from llmjax_kernels.quant_matmul import QuantWeight
+from llmjax_kernels.triton_call import available as triton_available
 
 from ..config import check_weight_types
 from ..errors import ConfigError
@@ -34,6 +36,7 @@ from .base import FLOAT_TYPES, Checkpoint
 from .detect import open_checkpoint
 from .packing import Packer, Packing
 from .plan import Use, plan_weights
+from .quantising import Quantiser
 
 ShardingOf = Callable[[str, tuple[int, ...]], Sharding]
 """A parameter's layout, by its path and shape."""
@@ -84,18 +87,22 @@ class LoadedModel:
         return sum(x.addressable_shards[0].data.nbytes for x in arrays)
 
     def differentiable_state(self) -> nnx.State:
-        """`state` with float32 copies of packed weights, as gradients are of plain arrays."""
-        if not self.native:
+        """`state` with copies of packed weights (float32) and of quantised ones (`dtype`), as
+        gradients are of plain arrays."""
+        if not any(map(_is_packed, jax.tree.leaves(self.state, is_leaf=_is_packed))):
             return self.state
         # In one program: by itself each weight would be compiled for.
-        return jax.jit(partial(jax.tree.map, _unpacked, is_leaf=_is_packed))(self.state)
+        unpacked = partial(_unpacked, dtype=self.dtype)
+        return jax.jit(partial(jax.tree.map, unpacked, is_leaf=_is_packed))(self.state)
 
 
 def _is_packed(leaf: object) -> bool:
-    return isinstance(leaf, PackedWeight)
+    return isinstance(leaf, PackedWeight | QuantWeight)
 
 
-def _unpacked(leaf: jax.Array | PackedWeight) -> jax.Array:
+def _unpacked(leaf: jax.Array | PackedWeight | QuantWeight, dtype: jnp.dtype) -> jax.Array:
+    if isinstance(leaf, QuantWeight):
+        return leaf.dequantise().astype(dtype)
     return unpack(leaf) if isinstance(leaf, PackedWeight) else leaf
 
 
@@ -115,7 +122,8 @@ def load_model(
         dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's own type. What is
             quantised stays so where native kernels run it, else "auto" means bfloat16 for it
             on an accelerator. XLA on a CPU takes float32, as its bfloat16 dot is slow.
-        quantization: "int8" or "int4": float matrices are quantised for the native kernels.
+        quantization: "int8", "int4" or "fp8": float matrices are quantised; the first two for
+            the native kernels and for Triton's on an NVIDIA GPU, "fp8" for the latter.
         mesh: lays parameters out by `llmjax.parallel.rules`; None takes the first device.
         page_size: of the KV pages that a step will use; the native CPU kernels serve where
             they know it and the model's shape. None leaves weights as plain arrays.
@@ -132,11 +140,8 @@ def load_model(
     checkpoint = open_checkpoint(path)
     config, table = checkpoint.read_architecture()
     native = page_size is not None and _runs_native(config, dtype, mesh, page_size)
-    if quantization and not native:
-        raise ConfigError(
-            f"quantization is {quantization!r}: only the native CPU kernels take it, and XLA "
-            "serves here"
-        )
+    if quantization:
+        _check_served(quantization, native, mesh)
     if check is not None:
         check(config, native)
     text = checkpoint.read_text_side()
@@ -146,6 +151,8 @@ def load_model(
         packing = Packing(None if dtype == "auto" else jnp.dtype(dtype), quantization)
     else:
         chosen, packing = _plain_dtype(dtype, checkpoint, table), None
+        if quantization and chosen.itemsize > 2:
+            chosen = jnp.dtype(jnp.bfloat16)  # of activations
 
     def sharding_of(path: str, shape: tuple[int, ...]) -> Sharding:
         if mesh is None:
@@ -161,6 +168,7 @@ def load_model(
         sharding_of,
         parts=parts,
         packing=packing,
+        quantization=None if native else quantization,
         progress=progress,
     )
     stored = "as stored" if native and dtype == "auto" else chosen.name
@@ -177,6 +185,24 @@ def load_model(
         tokenizer=text.tokenizer,
         generation_defaults=text.generation_defaults,
     )
+
+
+def _check_served(quantization: str, native: bool, mesh: Mesh | None) -> None:
+    """Raises ConfigError where nothing here computes with weights that are so quantised."""
+    said = f"quantization is {quantization!r}"
+    if native and quantization not in QUANTISATIONS:
+        raise ConfigError(f"{said}, allowed on a CPU: {', '.join(QUANTISATIONS)}")
+    if native:
+        return
+    if not triton_available():
+        raise ConfigError(
+            f"{said}: only the native CPU kernels take it, and Triton's on NVIDIA GPUs, and XLA "
+            "serves here"
+        )
+    if mesh is not None:
+        raise ConfigError(
+            f"{said}, allowed with a tensor_parallel_size of {mesh.size}: none on GPUs"
+        )
 
 
 def _divide(config: DecoderConfig, mesh: Mesh | None) -> tuple[DecoderConfig, Partition | None]:
@@ -230,12 +256,13 @@ def load_weights(
     *,
     parts: Partition | None = None,
     packing: Packing | None = None,
+    quantization: str | None = None,
     progress: bool = True,
 ) -> Weights:
     """Builds each parameter straight in its (sharded) array, tensor by tensor.
 
     Norm weights stay float32; others are rounded to `dtype`, but for matrices if `packing`
-    says how to pack them.
+    says how to pack them for CPUs, or `quantization` how to quantise them for GPUs.
 
     Args:
         config: what the checkpoint has.
@@ -254,8 +281,12 @@ def load_weights(
         for path, (_, leaf) in leaves.items()
     }
     plan = plan_weights(checkpoint, config, table, stored)
-    packer = Packer(checkpoint, config, plan, wanted, packing) if packing else None
-    arrays: dict[str, jax.Array | PackedWeight] = {}
+    packer: Packer | Quantiser | None = None
+    if packing:
+        packer = Packer(checkpoint, config, plan, wanted, packing)
+    elif quantization:
+        packer = Quantiser(checkpoint, config, plan, wanted, quantization)
+    arrays: dict[str, jax.Array | PackedWeight | QuantWeight] = {}
     total = sum(w.size * w.dtype.itemsize for w in wanted.values())
     with tqdm(
         total=total, desc="loading weights", unit="B", unit_scale=True, disable=not progress

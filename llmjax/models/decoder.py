@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from llmjax_kernels.native.blocks import Projection, linear
 from llmjax_kernels.packed import PackedWeight
 from llmjax_kernels.paged_attention import AttentionSpec
+from llmjax_kernels.quant_matmul import QuantWeight, quant_matmul
 
 from ..nn.attention import Attention, AttentionContext, DenseContext
 from ..nn.linear import Embedding, Linear, project
@@ -176,6 +177,8 @@ class Decoder(nnx.Module):
         packed = weight.get_value()
         if num_rows is not None and isinstance(packed, PackedWeight):
             logits = linear(hidden, Projection(packed), num_rows)
+        elif isinstance(packed, QuantWeight):
+            logits = quant_matmul(hidden, packed, jnp.dtype(jnp.float32))
         else:
             logits = project(hidden, weight[...])
         if self.config.logits_scale != 1:

@@ -24,6 +24,7 @@ from llmjax.models import Decoder, DecoderConfig
 from llmjax.models.config import RopeConfig
 from llmjax.simulate.shapes import SHAPES
 from llmjax_kernels.kv_format import KV_FORMATS
+from llmjax_kernels.quant_matmul import FORMATS, weight_shapes
 
 SHAPE = SHAPES["llama-3-8b"]
 CONFIG = DecoderConfig(
@@ -42,7 +43,13 @@ CONFIG = DecoderConfig(
     attention_scale=SHAPE.head_dim**-0.5,
 )
 PAGE_SIZE, NUM_PAGES, SLOTS = 16, 20_000, 256
-STEPS = {"decode": Bucket(32, 32, 512), "prefill": Bucket(2048, 8, 512)}
+DECODE, PREFILL = Bucket(32, 32, 512), Bucket(2048, 8, 512)
+STEPS: dict[str, tuple[Bucket, str | None]] = {
+    "decode": (DECODE, None),
+    "prefill": (PREFILL, None),
+    "int4 decode": (DECODE, "int4"),
+    "int4 prefill": (PREFILL, "int4"),
+}
 INSTRUCTION = re.compile(r"\s*(?:ROOT )?%([\w.\-]+) = (.*?) ([\w\-]+)\((.*?)\)(.*)")
 ARRAY = re.compile(r"\b(pred|[suf]\d+|bf16)\[([\d,]*)\]")
 MOVES_NOTHING = {"parameter", "tuple", "get-tuple-element", "bitcast", "constant"}
@@ -72,10 +79,17 @@ class CompiledStep:
 
 
 def compile_step(
-    target: Target, mesh: Mesh, bucket: Bucket, *, donate: tuple[int, ...] = (1,)
+    target: Target,
+    mesh: Mesh,
+    bucket: Bucket,
+    quantization: str | None = None,
+    *,
+    donate: tuple[int, ...] = (1,),
 ) -> CompiledStep:
     model = nnx.eval_shape(lambda: Decoder(CONFIG, jnp.bfloat16))
     graphdef, arrays = nnx.split(model)
+    if quantization:
+        arrays = quantised(arrays, quantization)
     weights, tree = flatten_once(arrays)
     layout = KVLayout.of(CONFIG.windows, block_size=PAGE_SIZE, max_model_len=CONFIG.max_position)
     format = KV_FORMATS["bfloat16"]
@@ -87,12 +101,38 @@ def compile_step(
     return measure(compiled, state)
 
 
+def quantised(state: nnx.State, quantization: str) -> nnx.State:
+    """With the weights that `--quantization` makes."""
+
+    def of(path: tuple, leaf: Any) -> Any:
+        if len(leaf.shape) != 2:
+            return leaf
+        name = "int8" if path[0] == "head" else quantization
+        return leaf.replace(weight_shapes(*leaf.shape, FORMATS[name]))
+
+    flat = nnx.to_flat_state(state)
+    return nnx.from_flat_state([(path, of(path, leaf)) for path, leaf in flat])
+
+
+def least_weights(quantization: str | None) -> int:
+    """Bytes of the weights that a step must read."""
+    if quantization is None:
+        return 2 * (SHAPE.matrix_params + SHAPE.head_params)
+    bits = {"int4": 4 + 2 * 16 / 32, "int8": 8 + 16 / 32}
+    return int(SHAPE.matrix_params * bits[quantization] + SHAPE.head_params * bits["int8"]) // 8
+
+
+def products(quantization: str | None) -> int:
+    """Matrix products that are launches of Triton kernels."""
+    return 7 * SHAPE.num_layers + 1 if quantization else 0
+
+
 def measure(compiled: Any, state: Any) -> CompiledStep:
     text = compiled.as_text()
     pages = state.pages[0].k
     shape = ",".join(map(str, pages.shape))
     memory = compiled.memory_analysis()
-    weights, between = moved_bytes(text[text.index("\nENTRY") :])
+    weights, between = moved_bytes(text)
     module = compiled.runtime_executable().hlo_modules()[0]
     cost = _jax.hlo_module_cost_analysis(jax.devices("cpu")[0].client, module)
     return CompiledStep(
@@ -107,29 +147,52 @@ def measure(compiled: Any, state: Any) -> CompiledStep:
     )
 
 
-def moved_bytes(entry: str) -> tuple[int, int]:
+def moved_bytes(text: str) -> tuple[int, int]:
     """Bytes of weights that the instructions of a program's entry read, and of all that lies
     between two instructions; without the pages, of which attention reads what is needed, and
     without tables from which rows are picked."""
     sizes: dict[str, int] = {}
     origin: dict[str, str] = {}
+    tables = picked_from(text)
     weights = between = 0
-    for line in entry.splitlines():
+    for line in text[text.index("\nENTRY") :].splitlines():
         if not (match := INSTRUCTION.match(line)):
             continue
         name, shape, kind, arguments, rest = match.groups()
         operands = re.findall(r"%([\w.\-]+)", arguments)
         sizes[name] = array_bytes(shape)
         origin[name] = origin[operands[0]] if kind == "bitcast" else name
-        if kind in MOVES_NOTHING or "triton_kernel_call" in rest:
+        if kind in MOVES_NOTHING:
             continue
-        between += sizes[name]
-        for operand in operands:
+        is_triton = "triton_kernel_call" in rest
+        between += 0 if is_triton else sizes[name]
+        called = tables.get("".join(re.findall(r"calls=%([\w.\-]+)", rest)), set())
+        for place, operand in enumerate(operands):
             if origin[operand].startswith("weights"):
-                weights += 0 if "gather" in name else sizes[operand]
-            elif not origin[operand].startswith("state"):
+                weights += 0 if place in called else sizes[operand]
+            elif not (is_triton or origin[operand].startswith("state")):
                 between += sizes[operand]
     return weights, between
+
+
+def picked_from(text: str) -> dict[str, set[int]]:
+    """Parameters of each computation of which only rows are picked, by its name."""
+    found: dict[str, set[int]] = {}
+    for block in text.split("\n\n"):
+        title = re.search(r"^%([\w.\-]+) \(", block, re.MULTILINE)
+        if title is None:
+            continue
+        parameters: dict[str, int] = {}
+        rows, whole = set(), set()
+        for name, _, kind, arguments, _ in map(re.Match.groups, INSTRUCTION.finditer(block)):
+            if kind == "parameter":
+                parameters[name] = int(arguments)
+            operands = re.findall(r"%([\w.\-]+)", arguments)
+            picked = operands[:1] if kind == "gather" else []
+            rows |= {*picked}
+            whole |= {*operands[len(picked) :]}
+        found[title[1]] = {parameters[x] for x in rows - whole if x in parameters}
+    return found
 
 
 def array_bytes(shape: str) -> int:

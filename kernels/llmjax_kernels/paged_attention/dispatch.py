@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxtyping import Array, Float
 
 from ..layout import PagedKV, RaggedBatch
+from ..triton_call import available
 from . import jax_triton, reference
 from .args import AttentionArgs, AttentionSpec
 
@@ -14,7 +15,7 @@ BACKENDS = (jax_triton, reference)
 
 def serving() -> str:
     """What computes a step here, for people."""
-    return "Triton attention, XLA" if jax_triton.available() else "XLA"
+    return "Triton attention, XLA" if available() else "XLA"
 
 
 def paged_attention(

@@ -13,6 +13,7 @@ from attention_cases import Case, Sequences
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmjax_kernels import triton_call
 from llmjax_kernels.gpu import Gpu, compiling_for
 from llmjax_kernels.layout import PagedKV, make_ragged_batch
 from llmjax_kernels.paged_attention import AttentionArgs, jax_triton, reference
@@ -70,7 +71,7 @@ def triton_backend(monkeypatch):
     import interpreter
 
     monkeypatch.setattr(jax_triton, "launch", interpreter.launch)
-    monkeypatch.setattr(jax_triton, "_installed", lambda: True)
+    monkeypatch.setattr(triton_call, "installed", lambda: True)
     monkeypatch.delenv("LLMJAX_KERNELS", raising=False)
 
     def run(*args):
