@@ -44,6 +44,7 @@ class Case:
     kv: str = "bfloat16"
     window: int | None = None
     softcap: float | None = None
+    sinks: bool = False
 
     def compile(self, target: Target, mesh: Mesh, *, donate: bool = True) -> Any:
         shape = jax.ShapeDtypeStruct
@@ -54,12 +55,13 @@ class Case:
         row = (self.kv_heads, format.width(self.head_dim))
         pages = shape((PAGES, PAGE_SIZE, *row), format.storage)
 
-        def attention(q, k, v, kv, starts, lens, tables):
+        def attention(q, k, v, kv, starts, lens, tables, sinks):
             batch = make_ragged_batch(starts, lens, tables, T, decode_only=T == S)
             spec = AttentionSpec(self.head_dim**-0.5, self.window, self.softcap)
-            return paged_attention(q, k, v, kv, batch, spec)
+            return paged_attention(q, k, v, kv, batch, spec, sinks)
 
-        rest = (ints((S + 1,)), ints((S,)), ints((S, TABLE)))
+        sinks = shape((self.heads,), self.dtype) if self.sinks else None
+        rest = (ints((S + 1,)), ints((S,)), ints((S, TABLE)), sinks)
         shapes = (q, k, k, PagedKV(pages, pages, format), *rest)
         return compile_for(target, mesh, attention, *shapes, donate=(3,) if donate else ())
 
@@ -80,6 +82,7 @@ CASES = {
     **both("head 80, no groups", head_dim=80, heads=8),
     **both("head 96, group 3, float16", head_dim=96, heads=24, dtype="float16", kv="float16"),
     **both("head 256, window, softcap", head_dim=256, heads=16, window=4096, softcap=50.0),
+    **both("head 64, group 8, window, sinks", head_dim=64, heads=64, window=128, sinks=True),
     **both("int8", kv="int8"),
     **both("e4m3", kv="fp8_e4m3"),
     **both("e5m2, head 256", kv="fp8_e5m2", head_dim=256, heads=16),

@@ -109,7 +109,9 @@ def _attend(kernels: ModuleType, gpu: Gpu, args: AttentionArgs) -> Float[Array, 
     shape = choose_shape(args, gpu)
     split = shape.splits > 1
     tiles = S if batch.decode_only else T // shape.tile + S + 1
-    inputs = (q, kv.k, kv.v, batch.query_starts, batch.kv_lens, batch.block_tables, T, S, P)
+    sinks = jnp.zeros(1, jnp.float32) if args.sinks is None else args.sinks.astype(jnp.float32)
+    tables = (batch.query_starts, batch.kv_lens, batch.block_tables)
+    inputs = (q, kv.k, kv.v, *tables, sinks, T, S, P)
     result = ShapeDtypeStruct(q.shape, q.dtype)
     parts = (T, N, shape.splits)
     sums = ShapeDtypeStruct(parts if split else (1,), jnp.float32)
@@ -135,6 +137,7 @@ def _attend(kernels: ModuleType, gpu: Gpu, args: AttentionArgs) -> Float[Array, 
         SCALE=scale,
         CAP=cap,
         WINDOW=spec.window or 0,
+        SINKS=args.sinks is not None,
         **_types(kernels, args),
         **_rows(kernels, args),
     )
@@ -143,13 +146,15 @@ def _attend(kernels: ModuleType, gpu: Gpu, args: AttentionArgs) -> Float[Array, 
     return launch(
         kernels.combine,
         (T * N,),
-        (out, largest, total, shape.splits),
+        (out, largest, total, sinks, shape.splits),
         [result],
         {},
         gpu=gpu,
         SPLITS=power_of_two(shape.splits),
+        HEADS=N,
         H=H,
         WIDTH=_width(H),
+        SINKS=args.sinks is not None,
     )[0]
 
 

@@ -105,6 +105,12 @@ def test_takes_float16(backend):
     check(backend, Case(kv_dtype="fp8_e5m2", head_dim=64), DECODES, "float16", decode_only=True)
 
 
+@pytest.mark.parametrize("name", ["gqa 3, head 64", "window, softcap", "int8"])
+def test_sinks(backend, name):
+    check(backend, CASES[name], MIXED, "float32", sinks=True)
+    check(backend, CASES[name], DECODES, "float32", decode_only=True, sinks=True)
+
+
 RUN = st.tuples(st.integers(0, 150), st.sampled_from([0, 1, 1, 2, 17, 30]))
 
 
@@ -122,7 +128,7 @@ def test_any_batch(runs, group, page_size, window, seed):
         check(triton_backend(patch), case, runs, "float32", tokens=155, seed=seed)
 
 
-def check(backend, case, runs, dtype, *, decode_only=False, tokens=None, seed=1):
+def check(backend, case, runs, dtype, *, decode_only=False, tokens=None, sinks=False, seed=1):
     """The results, and the pages afterwards; these are NaN wherever no sequence has been."""
     rng = np.random.default_rng(seed)
     sequences = Sequences(case, runs, rng)
@@ -135,7 +141,9 @@ def check(backend, case, runs, dtype, *, decode_only=False, tokens=None, seed=1)
     batch = make_ragged_batch(starts, kv_lens, tables, T, decode_only=decode_only)
     pages = [poisoned(sequences, values) for values in (sequences.k, sequences.v)]
     kv = PagedKV(*map(jnp.asarray, pages), case.format)
-    out, new = backend(q, k, v, kv, batch, case.spec)
+    # As large as scores, some that outweigh all keys and some that none feels.
+    sink = rng.uniform(-4, 6, case.heads).astype(np.float32) if sinks else None
+    out, new = backend(q, k, v, kv, batch, case.spec, None if sink is None else jnp.asarray(sink))
 
     assert out.dtype == q.dtype
     kept = []
@@ -150,7 +158,7 @@ def check(backend, case, runs, dtype, *, decode_only=False, tokens=None, seed=1)
     tolerance = max(TOLERANCE[name] for name in (dtype, kept_as) if name in TOLERANCE)
     assert np.isfinite(result).all()  # padding, too
     for s, (start, stop) in enumerate(pairwise(sequences.starts)):
-        expected = attention(np.asarray(q[start:stop], np.float64), s, *kept, sequences)
+        expected = attention(np.asarray(q[start:stop], np.float64), s, *kept, sequences, sink)
         error = np.abs(result[start:stop] - expected)
         assert (error <= tolerance * np.abs(expected).max(-1, keepdims=True)).all()
 
@@ -183,7 +191,7 @@ def of_sequence(pages, s, sequences):
     return pages[sequences.tables[s, position // size], position % size]
 
 
-def attention(q, s, k_pages, v_pages, sequences):
+def attention(q, s, k_pages, v_pages, sequences, sinks):
     """Of the last queries of sequence s, one head after the other."""
     case, out = sequences.case, np.zeros(q.shape)
     keys, values = (of_sequence(pages, s, sequences) for pages in (k_pages, v_pages))
@@ -196,5 +204,6 @@ def attention(q, s, k_pages, v_pages, sequences):
         if case.softcap is not None:
             scores = case.softcap * np.tanh(scores / case.softcap)
         weights = np.where(seen, np.exp(scores), 0)
-        out[:, head] = weights @ values[:, of_group] / weights.sum(-1, keepdims=True)
+        sink = 0 if sinks is None else np.exp(np.float64(sinks[head]))
+        out[:, head] = weights @ values[:, of_group] / (weights.sum(-1, keepdims=True) + sink)
     return out
