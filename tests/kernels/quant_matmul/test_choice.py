@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from llmjax_kernels import triton_call
 from llmjax_kernels.gpu import Gpu, compiling_for
-from llmjax_kernels.quant_matmul import FORMATS, QuantFormat, format_here, jax_triton, weight_shapes
+from llmjax_kernels.quant_matmul import (
+    FORMATS,
+    QuantFormat,
+    format_here,
+    jax_triton,
+    shapes,
+    weight_shapes,
+)
 from llmjax_kernels.quant_matmul.args import QuantMatmulArgs
 
 A100, H100 = Gpu(80, 108), Gpu(90, 132)
@@ -58,20 +65,20 @@ def test_what_triton_does_not_support_is_left_to_xla(installed):
     gpu=st.sampled_from([A100, H100]),
 )
 def test_a_shape_is_one_that_matrix_units_take(M, N, K, format, dtype, gpu):
-    shape = jax_triton.choose_shape(arguments(M, N, K, format, dtype), gpu)
+    shape = shapes.choose_shape(arguments(M, N, K, format, dtype), gpu)
     for block in (shape.block_m, shape.block_n, shape.block_k):
         assert block >= 16 and block & (block - 1) == 0
     assert format.group % shape.block_k == 0
-    assert 1 <= shape.splits <= jax_triton.MOST_SPLITS
+    assert 1 <= shape.splits <= shapes.MOST_SPLITS
     # What is added up afterwards is no more than the inputs.
-    assert shape.splits == 1 or shape.splits * M * jax_triton.PARTS_SHARE <= K
+    assert shape.splits == 1 or shape.splits * M * shapes.PARTS_SHARE <= K
 
 
 def test_few_rows_fill_the_chip_and_many_are_not_split():
     def programs(M, N, K):
-        shape = jax_triton.choose_shape(arguments(M, N, K), H100)
+        shape = shapes.choose_shape(arguments(M, N, K), H100)
         return -(-M // shape.block_m) * -(-N // shape.block_n) * shape.splits
 
     assert programs(1, 4096, 4096) >= 3 * H100.multiprocessors
     assert programs(1, 1024, 14336) >= H100.multiprocessors
-    assert jax_triton.choose_shape(arguments(2048), H100).splits == 1
+    assert shapes.choose_shape(arguments(2048), H100).splits == 1
