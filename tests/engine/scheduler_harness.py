@@ -388,6 +388,8 @@ class Harness:
         limit = self.beside_decodes if decodes else config.max_num_batched_tokens
         if used == min(limit, config.max_num_batched_tokens - len(decodes)):
             return
+        if not {chunk.seq for chunk in plan.chunks}.issuperset(decodes):
+            return  # a decode had its place, and then no page
         for chunk in prompts:
             if chunk in plan.admitted and self.can_hit(chunk.seq):
                 continue  # others admitted with it may have taken what it would have copied
