@@ -30,6 +30,7 @@ from itertools import islice
 
 from ..cache.manager import KVCache
 from ..config import SchedulerConfig
+from ..errors import StructuredOutputError
 from ..request import Sequence, SequenceDelta, Status, TokenLogprobs
 from .buckets import Buckets, Piece
 from .lives import Lives
@@ -336,7 +337,11 @@ class Scheduler:
             seq.in_flight -= 1
             seq.num_pending -= chunk.samples
             if seq.status is not Status.FINISHED:
-                news = self._news(chunk, token, logprob, prompt)
+                try:
+                    news = self._news(chunk, token, logprob, prompt)
+                except StructuredOutputError as error:
+                    deltas += self.lives.fail(seq.request.id, error)
+                    continue
                 if news.token_ids or news.prompt_logprobs:
                     deltas.append(news)
             if seq.status is not Status.RUNNING:
@@ -359,6 +364,8 @@ class Scheduler:
         if chunk.samples:
             if token is None:
                 raise RuntimeError(f"no token for {seq.request.id!r}, whose chunk samples one")
+            if seq.constraint is not None:
+                seq.constraint.accept(token)
             seq.tokens.append(token)
             self.lives.waiting.charge(seq, 1)
             delta.token_ids.append(token)
