@@ -17,10 +17,16 @@ _TOGETHER = 4
 
 
 class Constraint:
-    """Follows the tokens of a sequence through its grammar."""
+    """Follows the tokens of a sequence through its grammar.
+
+    Attributes:
+        forced: the tokens that come next, whatever the model would say; empty where it has a
+            choice. They spell what the grammar leaves no choice of as the tokenizer would.
+    """
 
     def __init__(self, matcher: LLMatcher):
         self.matcher = matcher
+        self.forced: list[int] = matcher.compute_ff_tokens()
 
     def accept(self, token_id: int) -> None:
         """Goes on by a token.
@@ -34,10 +40,11 @@ class Constraint:
                 "the structured output cannot go on: "
                 + (self.matcher.get_error() or f"token {token_id} is not allowed").splitlines()[0]
             )
-
-    def forced(self) -> list[int]:
-        """The tokens that must come next; empty where there is a choice."""
-        return self.matcher.compute_ff_tokens()
+        if self.forced and self.forced[0] == token_id:
+            self.forced = self.forced[1:]
+        else:
+            self.forced = []
+        self.forced = self.forced or self.matcher.compute_ff_tokens()
 
     @property
     def is_complete(self) -> bool:
@@ -50,7 +57,13 @@ def fill_masks(
 ) -> None:
     """Sets in each (row, constraint)'s row the bits of the tokens that may come next."""
     global _executor
-    matchers = [(constraint.matcher, row) for row, constraint in constraints]
+    matchers = []
+    for row, constraint in constraints:
+        if constraint.forced:
+            word, bit = divmod(constraint.forced[0], 32)
+            masks[row, word] = np.uint32(1 << bit).view(np.int32)
+        else:
+            matchers.append((constraint.matcher, row))
     if len(matchers) < _TOGETHER:
         for matcher, row in matchers:
             fill_next_token_bitmask(matcher, masks, row)

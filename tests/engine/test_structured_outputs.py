@@ -163,3 +163,20 @@ def test_tags_within_free_text(llm):
     text = llm.generate(prompt, given)[0].outputs[0].text
     begun = re.findall(r"<f>(.{0,8})", text)
     assert begun and all(re.match(r"-?[0-9]", rest) for rest in begun if rest)
+
+
+def test_what_is_forced_takes_no_steps_and_changes_no_token(llm):
+    words = "the only thing that may be said here is this one long sentence, and then"
+    wanted = StructuredOutputs(regex=f"[ab]{words} (yes|no)")
+    said = {}
+    for logprobs in (None, 1):
+        before = llm.engine.num_steps
+        given = SamplingParams(
+            structured_outputs=wanted, temperature=1.0, seed=4, max_tokens=200, logprobs=logprobs
+        )
+        (choice,) = llm.generate(PROMPT, given)[0].outputs
+        assert re.fullmatch(f"[ab]{words} (yes|no)", choice.text)
+        said[logprobs] = choice.token_ids, llm.engine.num_steps - before
+    assert said[None][0] == said[1][0]
+    assert said[None][1] < 12 and said[1][1] >= len(words)
+    assert_idle(llm)
