@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from .checks import shown, type_errors
 from .errors import InvalidRequestError, LlmjaxError
 
 MAX_STOPS = 64
+MAX_BAD_WORDS = 1000
 MAX_FLOAT = 3e38
 """The device counts in float32."""
 MAX_TIMEOUT = 1e9
@@ -51,6 +53,82 @@ def longest(
 
 
 @dataclass(frozen=True, kw_only=True)
+class StructuredOutputs:
+    """What an output must be: one of the first six; fields as vLLM's.
+
+    Attributes:
+        json: a JSON schema, as an object or as text.
+        json_object: any JSON object.
+        regex: a regular expression of Rust's `regex`, that matches the whole output.
+        choice: the texts there are to choose from.
+        grammar: in Lark's syntax, or in GBNF or EBNF (rules with `::=`).
+        structural_tag: `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`: free
+            text, in which JSON of a schema follows each beginning.
+        disable_any_whitespace: none between the tokens of JSON.
+        whitespace_pattern: a regular expression of what may be there; by default up to 8
+            spaces, tabs and line breaks.
+        asked_as: what messages call it; by default `structured_outputs.` and the kind.
+
+    Raises:
+        InvalidRequestError: a value is of the wrong type, or there is not one of the six.
+    """
+
+    json: str | dict | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | list[str] | None = None
+    grammar: str | None = None
+    structural_tag: str | dict | None = None
+    disable_any_whitespace: bool = False
+    whitespace_pattern: str | None = None
+    asked_as: str | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, message in type_errors(self):
+            raise InvalidRequestError(
+                f"structured_outputs.{message}", param=f"structured_outputs.{name}"
+            )
+        for name in ("json", "structural_tag"):
+            if isinstance(value := getattr(self, name), dict):
+                object.__setattr__(self, name, _as_text(value, name))
+        if self.choice is not None:
+            ok = bool(self.choice) and all(self.choice)
+            _check(ok, "structured_outputs.choice", self.choice, "non-empty texts")
+            object.__setattr__(self, "choice", tuple(self.choice))
+        if len(self._kinds) != 1:
+            allowed = "exactly one of " + ", ".join(_KINDS)
+            _check(False, "structured_outputs", " and ".join(self._kinds) or None, allowed)
+
+    @property
+    def kind(self) -> str:
+        return self._kinds[0]
+
+    @property
+    def value(self) -> Any:
+        return getattr(self, self.kind)
+
+    @property
+    def label(self) -> str:
+        return self.asked_as or f"structured_outputs.{self.kind}"
+
+    @property
+    def _kinds(self) -> list[str]:
+        return [name for name in _KINDS if getattr(self, name) not in (None, False)]
+
+
+_KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+
+
+def _as_text(value: dict, name: str) -> str:
+    """An object as JSON, which can be compared."""
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        param = f"structured_outputs.{name}"
+        raise InvalidRequestError(f"{param} is no JSON: {error}", param=param) from error
+
+
+@dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How to choose tokens and when to stop; fields and ranges as in vLLM.
 
@@ -68,6 +146,9 @@ class SamplingParams:
         logit_bias: token id -> value added to its logit.
         stop: text that ends the completion; not part of it unless
             `include_stop_str_in_output`.
+        structured_outputs: what the output must be; it ends where nothing more is allowed.
+        allowed_token_ids: the only tokens to choose from.
+        bad_words: what may not be said; of a word of several tokens the last does not come.
 
     Raises:
         InvalidRequestError: a value is of the wrong type or out of range; names the field.
@@ -93,6 +174,9 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     detokenize: bool = True
+    structured_outputs: StructuredOutputs | None = None
+    allowed_token_ids: tuple[int, ...] | list[int] | None = None
+    bad_words: tuple[str, ...] | list[str] | None = None
 
     def __post_init__(self) -> None:
         for name, message in type_errors(self):
@@ -101,6 +185,7 @@ class SamplingParams:
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
+        object.__setattr__(self, "bad_words", tuple(self.bad_words or ()))
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
         self._check_numbers()
@@ -146,12 +231,24 @@ class SamplingParams:
         _check(ok, "stop_token_ids", ids, f"up to {MAX_STOPS} token ids")
         ok = all(i >= 0 and abs(v) <= 100 for i, v in bias.items())
         _check(ok, "logit_bias", bias, "token ids with values from -100 to 100")
+        allowed = self.allowed_token_ids
+        ok = allowed is None or (len(allowed) > 0 and min(allowed) >= 0)
+        _check(ok, "allowed_token_ids", allowed, "one or more token ids")
+        words = self.bad_words or ()
+        ok = len(words) <= MAX_BAD_WORDS and all(words)
+        _check(ok, "bad_words", words, f"up to {MAX_BAD_WORDS} non-empty strings")
         most = MAX_LOGIT_BIAS - 2 * MAX_STOPS
         _check(len(bias) <= most, "logit_bias", f"{len(bias)} entries", f"up to {most} entries")
 
     @property
     def greedy(self) -> bool:
         return self.temperature < 1e-5
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the tokens to choose from depend on more than the model."""
+        ruled = self.structured_outputs is not None or self.allowed_token_ids is not None
+        return ruled or bool(self.bad_words)
 
     @property
     def counts_tokens(self) -> bool:
@@ -195,11 +292,29 @@ class RequestOptions:
             _check(ok, name, value, f"seconds, above 0 up to {MAX_TIMEOUT:g}")
 
 
+class Constraint(Protocol):
+    """Follows a sequence's output through what it is bound to; see `llmjax.structured`."""
+
+    forced: list[int]
+
+    def accept(self, token_id: int) -> None: ...
+
+    @property
+    def is_complete(self) -> bool: ...
+
+
+class Rules(Protocol):
+    """What the outputs of a request are bound to, made ready."""
+
+    def start(self) -> Constraint: ...
+
+
 @dataclass
 class Request:
     """One prompt on its way through the engine, by token ids.
 
     Attributes:
+        rules: what `params` bind the outputs to, beyond numbers.
         eos_token_ids: the union of all end-of-sequence ids that the model declares.
         kv_key: what keys and values depend on beside tokens and positions: requests share
             pages where it is the same.
@@ -211,6 +326,7 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()
     options: RequestOptions = RequestOptions()
     kv_key: Hashable = None
+    rules: Rules | None = None
     arrival_time: float = field(default_factory=time.monotonic)
 
 
@@ -245,6 +361,7 @@ class Sequence:
         slot: row of the device's per-sequence state while running, else -1.
         in_flight: steps dispatched that include this sequence and are not committed.
         started: when it first ran (`time.monotonic`).
+        constraint: what its output must be; knows all of it that is in `tokens`.
     """
 
     request: Request
@@ -267,6 +384,7 @@ class Sequence:
     num_preemptions: int = 0
     num_prompt_logprobs: int = 0
     started: float = 0.0
+    constraint: Constraint | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 

@@ -22,7 +22,8 @@ from ..cache.page_store import Condense, Move, Transfer
 from ..checkpoint import LoadedModel
 from ..config import EngineConfig
 from ..request import TokenLogprobs
-from ..sampling import BiasTable, Logprobs, SampledTokens, token_logprobs
+from ..sampling import BiasTable, Logprobs, SampledTokens, mask_words, token_logprobs
+from ..structured import Constraint, fill_masks
 from .batch import BiasRow, SlotTable
 from .buckets import Bucket, Buckets
 from .compile import Programs
@@ -37,10 +38,17 @@ _PROMPT_ROWS = 64
 
 @dataclass
 class InFlight:
-    """A dispatched step whose results are still on the device."""
+    """A dispatched step whose results are still on the device.
+
+    Attributes:
+        rows: what the sampler reads, packed.
+        sampled: None until `Runner.sample`.
+    """
 
     plan: Plan
     output: StepOutput
+    rows: np.ndarray
+    sampled: SampledTokens | None = None
 
 
 @dataclass
@@ -94,6 +102,9 @@ class Runner:
             max_model_len=max_model_len,
             max_logprobs=config.max_logprobs,
         )
+        words = mask_words(model.config.vocab_size)
+        sizes = {bucket.seqs for bucket in buckets.all}
+        self._no_masks = {S: jnp.zeros((S, words), jnp.int32) for S in sizes}
         self._layout = layout
         self._weights, self._tree = programs.weights, programs.tree
         make = partial(programs.make_state, num_pages)
@@ -117,14 +128,40 @@ class Runner:
             self._state = state.result()
 
     def dispatch(self, plan: Plan) -> InFlight:
-        """Starts a step; returns before it has finished."""
+        """Starts the model's part of a step; returns before it has finished."""
         for chunk in plan.admitted:
             self._admit(chunk)
         if plan.transfers:
             self._state = replace(self._state, pages=self._move(plan.transfers))
-        program = self.programs[plan.bucket]
-        self._state, output = program(self._weights, self._state, self._slots.pack(plan))
-        return InFlight(plan, output)
+        packed = self._slots.pack(plan)
+        program = self.programs[plan.bucket].step
+        self._state, output = program(self._weights, self._state, packed.step)
+        return InFlight(plan, output, packed.rows)
+
+    def sample(self, step: InFlight) -> None:
+        """Starts the sampler on what `dispatch` gave, before the next step is dispatched.
+
+        Every token that comes before those to be sampled is known by now.
+        """
+        program, state = self.programs[step.plan.bucket].sample, self._state
+        masks = self._masks(step.plan)
+        args = (state.history, state.bias, step.output.logits, step.rows, masks)
+        history, step.sampled = program(*args)
+        self._state = replace(state, history=history)
+
+    def _masks(self, plan: Plan) -> Array | np.ndarray:
+        """What each row's constraint allows next."""
+        S = plan.bucket.seqs
+        rows = [
+            (row, chunk.seq.constraint)
+            for row, chunk in enumerate(plan.chunks)
+            if chunk.samples and isinstance(chunk.seq.constraint, Constraint)
+        ]
+        if not rows:
+            return self._no_masks[S]  # on the device already
+        masks = np.zeros(self._no_masks[S].shape, np.int32)
+        fill_masks(masks, rows)
+        return masks
 
     def page_arrays(self) -> tuple[tuple[tuple[int, ...], np.dtype], ...]:
         """Shape and dtype of what each pool keeps of a page."""
@@ -142,7 +179,7 @@ class Runner:
 
     def collect(self, step: InFlight) -> StepResult:
         """Waits for a step and brings its results to the host."""
-        sampled = jax.device_get(step.output.sampled)
+        sampled = jax.device_get(step.sampled)
         self._mover.settle()
         token_ids = sampled.token_ids.tolist()[: len(step.plan.chunks)]
         logprobs: list[TokenLogprobs | None] = []

@@ -86,8 +86,23 @@ BAD_SAMPLING = [
     ("model", 1),
     ("response_format", {"type": "json_schema"}),
     ("response_format", {"type": "structural_tag", "format": None}),
-    ("structured_outputs", {"regex": "("}),
-    ("truncate_prompt_tokens", 5),
+    ("response_format", {"type": "json_schema", "json_schema": {"name": "x"}}),
+    ("response_format", {"type": "json_schema", "json_schema": {"schema": []}}),
+    ("response_format", {"type": ["text"]}),
+    ("response_format", {"type": "json_object", "schema": {}}),
+    ("structured_outputs", {}),
+    ("structured_outputs", {"regex": 5}),
+    ("structured_outputs", {"regex": "a", "json": {}}),
+    ("structured_outputs", {"choice": []}),
+    ("structured_outputs", {"ragex": "a"}),
+    ("truncate_prompt_tokens", 0),
+    ("truncate_prompt_tokens", -2),
+    ("request_id", "a b"),
+    ("request_id", "x" * 129),
+    ("allowed_token_ids", []),
+    ("allowed_token_ids", [100]),
+    ("bad_words", [""]),
+    ("bad_words", "no"),
     ("length_penalty", 2),
     ("service_tier", "flex"),
     ("store", True),
@@ -132,6 +147,8 @@ def test_every_sampling_field_arrives(parse):
         "logit_bias": {"5": 1.5},
         "include_stop_str_in_output": True,
         "skip_special_tokens": False,
+        "allowed_token_ids": [1, 2, 3],
+        "bad_words": ["no"],
     }
     assert given.keys() == SAMPLING.keys() | {"max_tokens"}
     expected = SamplingParams(**{**given, "logit_bias": {5: 1.5}})
@@ -182,7 +199,8 @@ def test_fields_that_ask_for_nothing_are_accepted():
         ("tool_choice", "required"),
         ("functions", [{"name": "f"}]),
         ("chat_template", "{{ 1 }}"),
-        ("echo", True),
+        ("echo", 1),
+        ("documents", "a"),
         ("modalities", ["audio"]),
         ("max_completion_tokens", 0),
         ("top_logprobs", 2),
@@ -332,13 +350,13 @@ def test_prompt_logprobs_are_not_streamed():
 
 
 def test_tokenize_reads_text_or_messages():
-    assert parse_tokenize({"prompt": "a"}).add_special_tokens
-    request = parse_tokenize({"messages": [USER], "add_generation_prompt": False})
+    assert parse_tokenize({"prompt": "a"}, LIMITS).add_special_tokens
+    request = parse_tokenize({"messages": [USER], "add_generation_prompt": False}, LIMITS)
     assert request.prompt.add_generation_prompt is False
     with pytest.raises(InvalidRequestError, match="prompt is required"):
-        parse_tokenize({})
+        parse_tokenize({}, LIMITS)
     with pytest.raises(InvalidRequestError, match="unknown field: prompt"):
-        parse_tokenize({"messages": [USER], "prompt": "a"})
+        parse_tokenize({"messages": [USER], "prompt": "a"}, LIMITS)
 
 
 @pytest.mark.parametrize("tokens", [[-1], [100], ["a"], 5])
@@ -346,3 +364,32 @@ def test_detokenize_refuses(tokens):
     with pytest.raises(InvalidRequestError) as caught:
         parse_detokenize({"tokens": tokens}, LIMITS)
     assert caught.value.param == "tokens"
+
+
+@pytest.mark.parametrize("parse", [completion, chat])
+@pytest.mark.parametrize(
+    ("field", "value", "kind", "wanted"),
+    [
+        ("response_format", {"type": "json_object"}, "json_object", True),
+        (
+            "response_format",
+            {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": {}}},
+            "json",
+            "{}",
+        ),
+        ("structured_outputs", {"json": {"type": "null"}}, "json", '{"type": "null"}'),
+        ("structured_outputs", {"regex": "a+"}, "regex", "a+"),
+        ("structured_outputs", {"choice": ["a", "b"]}, "choice", ("a", "b")),
+        ("structured_outputs", {"grammar": "start: A"}, "grammar", "start: A"),
+    ],
+)
+def test_what_an_output_must_be(parse, field, value, kind, wanted):
+    asked = parse(**{field: value}).params.structured_outputs
+    assert (asked.kind, asked.value) == (kind, wanted)
+    assert asked.label.startswith(field)
+
+
+@pytest.mark.parametrize("parse", [completion, chat])
+def test_an_output_must_be_one_thing(parse):
+    with pytest.raises(InvalidRequestError, match="exclude each other"):
+        parse(response_format={"type": "json_object"}, structured_outputs={"regex": "a"})
