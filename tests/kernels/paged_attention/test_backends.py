@@ -19,9 +19,9 @@ from llmjax_kernels.layout import PagedKV, make_ragged_batch
 from llmjax_kernels.paged_attention import AttentionArgs, jax_triton, reference
 
 GPU = Gpu(compute_capability=90, multiprocessors=132)
-MIXED = [(0, 50), (37, 21), (99, 1), (0, 1), (0, 0), (64, 5), (131, 2), (0, 0)]
+MIXED = [(0, 35), (37, 17), (75, 1), (0, 1), (0, 0), (64, 2), (0, 0)]
 """Whole prompts, chunks, decodes and padding in one step: tokens before it, tokens in it."""
-DECODES = [(0, 1), (99, 1), (15, 1), (16, 1), (400, 1), (0, 0), (0, 0)]
+DECODES = [(0, 1), (15, 1), (16, 1), (300, 1), (0, 0)]
 """A token each, where row t is sequence t."""
 PADDING = 5
 CASES = {
@@ -114,7 +114,7 @@ def test_sinks(backend, name):
 RUN = st.tuples(st.integers(0, 150), st.sampled_from([0, 1, 1, 2, 17, 30]))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     runs=st.lists(RUN, min_size=5, max_size=5).filter(lambda runs: any(n for _, n in runs)),
     group=st.integers(1, 5),
