@@ -121,9 +121,12 @@ class Checkpoint(ABC):
         """Writes pieces of a tensor to their arrays, converting to their dtypes.
 
         Goes over the tensor once by blocks of rows, on a few threads, so that there is no
-        second copy of it in memory.
+        second copy of it in memory. Rows and columns that nobody wants are not read, where the
+        format allows it.
         """
-        rows, step = self.tensors[name].shape[0], self.block_rows(name)
+        shape, step = self.tensors[name].shape, self.block_rows(name)
+        rows = shape[0]
+        columns = _columns(shape, parts)
 
         def convert(first: int) -> None:
             last = min(first + step, rows)
@@ -132,8 +135,12 @@ class Checkpoint(ABC):
                 start, stop = where[0].start, where[0].stop
                 low, high = max(first, start), min(last, stop)
                 if low < high:
-                    block = self.read_rows(name, first, last) if block is None else block
-                    piece = block[(slice(low - first, high - first), *where[1:])]
+                    if block is None:
+                        block = self._read_block(name, first, last, columns)
+                    inner = where[1:]
+                    if columns is not None:
+                        inner = (slice(*(end - columns.start for end in _ends(where[1]))),)
+                    piece = block[(slice(low - first, high - first), *inner)]
                     out[low - start : high - start] = piece
 
         firsts = range(0, rows, step)
@@ -142,9 +149,31 @@ class Checkpoint(ABC):
         else:
             list(_workers().map(convert, firsts))
 
+    def _read_block(self, name: str, start: int, stop: int, columns: slice | None) -> np.ndarray:
+        if columns is None:
+            return self.read_rows(name, start, stop)
+        return self.read_columns(name, start, stop, columns)
+
+    def read_columns(self, name: str, start: int, stop: int, columns: slice) -> np.ndarray:
+        """Some columns of rows [start:stop] of a matrix."""
+        return self.read_rows(name, start, stop)[:, columns]
+
     def block_rows(self, name: str) -> int:
         """Rows to convert at a time."""
         return max(1, BLOCK_WEIGHTS // max(1, prod(self.tensors[name].shape[1:])))
+
+
+def _columns(shape: tuple[int, ...], parts: Sequence[Part]) -> slice | None:
+    """Those of a matrix that any part wants, where not all are."""
+    if len(shape) != 2:
+        return None
+    starts, stops = zip(*(_ends(part.where[1]) for part in parts), strict=True)
+    start, stop = min(starts), max(stops)
+    return None if (start, stop) == (0, shape[1]) else slice(start, stop)
+
+
+def _ends(where: slice) -> tuple[int, int]:
+    return where.start, where.stop
 
 
 @functools.cache

@@ -3,6 +3,9 @@
 The host writes each sequence's sampling parameters once, into the row of its slot, and
 gathers rows into the packed array each step; the device slices the array apart again.
 float32 values travel as their bits.
+
+Where several processes run the step, each has such a table: what the leader writes into its own
+goes to the others as `Writes`, so that they gather the same rows and no page is told twice.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ _FLOATS = (
     "frequency_penalty",
 )
 _FIELDS = _INTS + _FLOATS
+_GATHERED = ("block_tables", "rows")
 
 
 class StepInputs(NamedTuple):
@@ -63,6 +67,19 @@ class BiasRow(NamedTuple):
     until: Int[np.ndarray, " B"]
 
 
+class Writes(NamedTuple):
+    """What has changed in a slot table.
+
+    Attributes:
+        rows: of each slot that a sequence began to run in, its number and its row.
+        pages: of each block table that grew, the group, slot, place and number of the new pages,
+            and these.
+    """
+
+    rows: Int[np.ndarray, "n row_size"]
+    pages: Int[np.ndarray, " m"]
+
+
 class SlotTable:
     """Sampling parameters and block tables of the running sequences, by slot.
 
@@ -70,9 +87,20 @@ class SlotTable:
         max_pages: of the widest bucket.
         num_groups: of layers, each with a block table.
         block_size: tokens in a page.
+        notes: keep what is written, for `take_writes`.
     """
 
-    def __init__(self, num_slots: int, max_pages: int, num_groups: int, block_size: int):
+    def __init__(
+        self,
+        num_slots: int,
+        max_pages: int,
+        num_groups: int,
+        block_size: int,
+        notes: bool = False,
+    ):
+        self._notes = notes
+        self._written_rows: list[np.ndarray] = []
+        self._written_pages: list[int] = []
         self.num_slots = num_slots
         self.num_groups = num_groups
         self.block_size = block_size
@@ -110,21 +138,20 @@ class SlotTable:
         for i, name in enumerate(_FLOATS):
             self._rows[len(_INTS) + i, slot] = np.float32(values[name]).view(np.int32)
         self._num_blocks[slot], self._dropped[slot] = [0] * self.num_groups, 0
+        if self._notes:
+            self._written_rows.append(np.array([slot, *self._rows[:, slot]]))
         return bias
 
     def pack(self, plan: Plan) -> Int[np.ndarray, " packed"]:
         """The packed array of a plan, in the layout that `unpack` reads."""
-        _, S, P = plan.bucket
-        chunks = plan.chunks
+        S, chunks = plan.bucket.seqs, plan.chunks
         packed = np.zeros(packed_size(plan.bucket, self.num_groups), np.int32)
         fields = _split(packed, plan.bucket, self.num_groups)
         counts = np.fromiter((c.count for c in chunks), np.int32, len(chunks))
         ends = np.cumsum(counts)
         fields["query_starts"][1 : len(chunks) + 1] = ends
         fields["query_starts"][len(chunks) + 1 :] = ends[-1]
-        slots = np.full(S, self.num_slots, np.int32)
-        slots[: len(chunks)] = [c.seq.slot for c in chunks]
-        fields["slots"][:] = slots
+        fields["slots"][:] = [c.seq.slot for c in chunks] + [self.num_slots] * (S - len(chunks))
         fields["kv_lens"][: len(chunks)] = [c.kv_len for c in chunks]
         fields["dropped"][: len(chunks)] = [c.dropped for c in chunks]
         fields["samples"][: len(chunks)] = [c.samples for c in chunks]
@@ -135,9 +162,43 @@ class SlotTable:
             tokens[at + len(known) : at + c.count] = -1
             at += c.count
             self._extend_block_tables(c.seq)
+        self._gather(packed, plan.bucket)
+        return packed
+
+    @property
+    def row_size(self) -> int:
+        """Values of a row of `Writes.rows`."""
+        return 1 + len(_FIELDS)
+
+    def take_writes(self) -> Writes:
+        """What was written since this was asked last."""
+        rows = np.array(self._written_rows, np.int32).reshape(-1, self.row_size)
+        pages = np.array(self._written_pages, np.int32)
+        self._written_rows, self._written_pages = [], []
+        return Writes(rows, pages)
+
+    def repack(self, bucket: Bucket, head: Int[np.ndarray, " head"], writes: Writes) -> np.ndarray:
+        """What `pack` gave in the leader, from the first `head_size` values of it."""
+        for row in writes.rows:
+            self._rows[:, row[0]] = row[1:]
+        at = 0
+        while at < len(writes.pages):
+            group, slot, place, count = writes.pages[at : at + 4]
+            pages = writes.pages[at + 4 : at + 4 + count]
+            self._block_tables[group, slot, place : place + count] = pages
+            at += 4 + count
+        packed = np.zeros(packed_size(bucket, self.num_groups), np.int32)
+        packed[: len(head)] = head
+        self._gather(packed, bucket)
+        return packed
+
+    def _gather(self, packed: Int[np.ndarray, " packed"], bucket: Bucket) -> None:
+        """Fills in the rows and block tables of the slots that the step names."""
+        _, S, P = bucket
+        fields = _split(packed, bucket, self.num_groups)
+        slots = fields["slots"]
         fields["block_tables"].reshape(-1, S, P)[:] = self._block_tables[:, slots, :P]
         fields["rows"].reshape(len(_FIELDS), S)[:] = self._rows[:, slots]
-        return packed
 
     def _extend_block_tables(self, seq: Sequence) -> None:
         slot = seq.slot
@@ -151,10 +212,17 @@ class SlotTable:
                 new = [max(page, 0) for page in resident_pages(seq, group, self.block_size, have)]
                 self._block_tables[group, slot, have:count] = new
                 known[group] = count
+                if self._notes:
+                    self._written_pages += [group, slot, have, len(new), *new]
 
 
 def packed_size(bucket: Bucket, num_groups: int) -> int:
     return sum(size for _, size in _layout(bucket, num_groups))
+
+
+def head_size(bucket: Bucket, num_groups: int) -> int:
+    """Values of a packed step that no slot table has: they come first."""
+    return sum(size for name, size in _layout(bucket, num_groups) if name not in _GATHERED)
 
 
 def unpack(packed: Int[Array, " packed"], bucket: Bucket, num_groups: int) -> StepInputs:

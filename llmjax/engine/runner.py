@@ -21,12 +21,14 @@ from ..cache.layout import KVLayout
 from ..cache.page_store import Condense, Move, Transfer
 from ..checkpoint import LoadedModel
 from ..config import EngineConfig
+from ..parallel.group import Group
 from ..request import TokenLogprobs
 from ..sampling import BiasTable, Logprobs, SampledTokens, token_logprobs
 from .batch import BiasRow, SlotTable
 from .buckets import Bucket, Buckets
 from .compile import Programs
 from .condense import Condenser
+from .orders import Order, ScoreOrder, StepOrder, Stop, digest, encode
 from .page_mover import PageMover
 from .plan import Chunk, Plan
 from .step import StepOutput, StepPrograms, shapes_of, shardings_of
@@ -69,6 +71,8 @@ class Runner:
         kv_format: what pages keep of a key or value.
         num_slots: pages of host memory.
         on_compiled: see `Programs`.
+        group: the processes that run this together; all make a runner of their own, and those
+            that do not lead follow (`follower.py`).
     """
 
     def __init__(
@@ -83,7 +87,10 @@ class Runner:
         num_pages: int,
         num_slots: int,
         on_compiled: Callable[[Bucket, float], None],
+        group: Group | None = None,
     ):
+        self.group = group
+        self._digests: list[int] = []
         self._graphdef, self._max_logprobs = model.graphdef, config.max_logprobs
         slots = config.scheduler.max_num_seqs
         programs = StepPrograms(
@@ -99,9 +106,15 @@ class Runner:
         make = partial(programs.make_state, num_pages)
         self._state_shapes = programs.state_shapes(num_pages)
         most_pages = max(bucket.pages for bucket in buckets.all)
-        self._slots = SlotTable(slots, most_pages, layout.num_groups, layout.block_size)
+        self.slots = SlotTable(
+            slots,
+            most_pages,
+            layout.num_groups,
+            layout.block_size,
+            notes=group is not None and group.leads,
+        )
         self.programs = Programs(
-            buckets, partial(programs.compile, num_pages=num_pages), on_compiled
+            buckets, partial(programs.compile, num_pages=num_pages), on_compiled, group
         )
         # Filling gigabytes with zeros takes seconds, for which compiling need not wait.
         with ThreadPoolExecutor(1) as pool:
@@ -118,13 +131,39 @@ class Runner:
 
     def dispatch(self, plan: Plan) -> InFlight:
         """Starts a step; returns before it has finished."""
+        biases, histories = [], []
         for chunk in plan.admitted:
-            self._admit(chunk)
-        if plan.transfers:
-            self._state = replace(self._state, pages=self._move(plan.transfers))
-        program = self.programs[plan.bucket]
-        self._state, output = program(self._weights, self._state, self._slots.pack(plan))
-        return InFlight(plan, output)
+            bias = self.slots.admit(chunk.seq)
+            if bias is not None:
+                biases.append((chunk.seq.slot, bias))
+            if self._looks_back(chunk):
+                histories.append((chunk.seq.slot, chunk.seq.tokens))
+        packed = self.slots.pack(plan)
+        order = StepOrder(biases, histories, plan.transfers, plan.bucket, packed)
+        self._send(order)
+        return InFlight(plan, self.execute(order))
+
+    def execute(self, order: StepOrder) -> StepOutput:
+        """Starts what an order says; returns before it has finished."""
+        for slot, bias in order.biases:
+            table = self._set_bias(self._state.bias, np.int32(slot), bias)
+            self._state = replace(self._state, bias=table)
+        for slot, tokens in order.histories:
+            row = np.zeros(self._state_shapes.history.shape[1], np.int32)
+            row[: len(tokens)] = tokens
+            history = self._set_history(self._state.history, np.int32(slot), row)
+            self._state = replace(self._state, history=history)
+        if order.transfers:
+            self._state = replace(self._state, pages=self._move(order.transfers))
+        program = self.programs[order.bucket]
+        self._state, output = program(self._weights, self._state, order.packed)
+        return output
+
+    def stop(self, reason: str = "") -> None:
+        """Ends the processes that follow this one: all is done, or `reason` says what is not."""
+        if self.group is not None and self.group.leads:
+            self.group.send(encode(Stop(reason), self.slots, self._digests))
+            self.group.leave()
 
     def page_arrays(self) -> tuple[tuple[tuple[int, ...], np.dtype], ...]:
         """Shape and dtype of what each pool keeps of a page."""
@@ -142,8 +181,7 @@ class Runner:
 
     def collect(self, step: InFlight) -> StepResult:
         """Waits for a step and brings its results to the host."""
-        sampled = jax.device_get(step.output.sampled)
-        self._mover.settle()
+        sampled = self.settle(step.output)
         token_ids = sampled.token_ids.tolist()[: len(step.plan.chunks)]
         logprobs: list[TokenLogprobs | None] = []
         for row, chunk in enumerate(step.plan.chunks):
@@ -151,7 +189,16 @@ class Runner:
             if wanted is not None and chunk.samples:
                 scored = _row(sampled, row, token_ids[row], wanted)
             logprobs.append(scored)
-        return StepResult(token_ids, logprobs, self._collect_prompt_logprobs(step))
+        prompt_logprobs = self._collect_prompt_logprobs(step)
+        if self.group is not None:
+            self._digests.append(digest(sampled.token_ids))
+        return StepResult(token_ids, logprobs, prompt_logprobs)
+
+    def settle(self, output: StepOutput) -> SampledTokens:
+        """Waits for a step, and for what it has saved."""
+        sampled = jax.device_get(output.sampled)
+        self._mover.settle()
+        return sampled
 
     def _move(self, transfers: list[Transfer]) -> tuple[PagedKV, ...]:
         """The pages after the transfers, in order."""
@@ -167,25 +214,20 @@ class Runner:
                 pages = self._mover.put(pages, ids, rows)
         return self._mover.run(pages, moves)
 
-    def _admit(self, chunk: Chunk) -> None:
-        """Prepares the slot of a sequence that begins to run."""
-        seq = chunk.seq
-        bias = self._slots.admit(seq)
-        if bias is not None:
-            table = self._set_bias(self._state.bias, np.int32(seq.slot), bias)
-            self._state = replace(self._state, bias=table)
+    def _looks_back(self, chunk: Chunk) -> bool:
+        """Whether a sequence's history is wanted, of which steps remember what they compute."""
         eviction = self._layout.eviction
-        looks_back = eviction is not None and eviction.selects
-        if chunk.start and (seq.request.params.counts_tokens or looks_back):
-            # What is not computed here is not remembered by the steps that compute it.
-            row = np.zeros(self._state_shapes.history.shape[1], np.int32)
-            row[: len(seq.tokens)] = seq.tokens
-            history = self._set_history(self._state.history, np.int32(seq.slot), row)
-            self._state = replace(self._state, history=history)
+        selects = eviction is not None and eviction.selects
+        return bool(chunk.start) and (chunk.seq.request.params.counts_tokens or selects)
+
+    def _send(self, order: Order) -> None:
+        if self.group is not None:
+            self.group.send(encode(order, self.slots, self._digests))
+            self._digests = []
 
     def _collect_prompt_logprobs(self, step: InFlight) -> list[list[TokenLogprobs]]:
         out: list[list[TokenLogprobs]] = []
-        at, hidden = 0, None
+        at = 0
         for chunk in step.plan.chunks:
             rows: list[TokenLogprobs] = []
             # All choices have the same prompt: the first one tells.
@@ -194,27 +236,32 @@ class Runner:
             first = max(chunk.start, chunk.seq.num_prompt_logprobs)
             end = min(chunk.start + chunk.count, chunk.seq.prompt_len - 1)
             if top is not None and first < end:
-                if hidden is None:
-                    hidden = np.asarray(step.output.hidden)
                 targets = chunk.seq.tokens[first + 1 : end + 1]
-                begin = at + first - chunk.start
-                block = hidden[begin : begin + len(targets)]
-                rows = self._score(block, targets, top)
+                rows = self._score(step.output, at + first - chunk.start, targets, top)
             out.append(rows)
             at += chunk.count
         return out
 
-    def _score(self, hidden: np.ndarray, targets: list[int], top: int) -> list[TokenLogprobs]:
+    def _score(
+        self, output: StepOutput, begin: int, targets: list[int], top: int
+    ) -> list[TokenLogprobs]:
         rows: list[TokenLogprobs] = []
-        for begin in range(0, len(targets), _PROMPT_ROWS):
-            ids = np.zeros(_PROMPT_ROWS, np.int32)
-            part = targets[begin : begin + _PROMPT_ROWS]
-            ids[: len(part)] = part
-            block = np.zeros((_PROMPT_ROWS, hidden.shape[1]), hidden.dtype)
-            block[: len(part)] = hidden[begin : begin + len(part)]
-            scored = jax.device_get(self._prompt_logprobs(self._weights, block, ids))
-            rows += [_row(scored, i, token, top) for i, token in enumerate(part)]
+        for at in range(0, len(targets), _PROMPT_ROWS):
+            order = ScoreOrder(begin + at, targets[at : at + _PROMPT_ROWS])
+            self._send(order)
+            scored = jax.device_get(self.score(output, order))
+            rows += [_row(scored, i, token, top) for i, token in enumerate(order.targets)]
         return rows
+
+    def score(self, output: StepOutput, order: ScoreOrder) -> Logprobs:
+        """Log-probabilities of up to `_PROMPT_ROWS` prompt tokens, by a step's hidden states."""
+        count = len(order.targets)
+        ids = np.zeros(_PROMPT_ROWS, np.int32)
+        ids[:count] = order.targets
+        hidden = np.asarray(output.hidden)
+        block = np.zeros((_PROMPT_ROWS, hidden.shape[1]), hidden.dtype)
+        block[:count] = hidden[order.begin : order.begin + count]
+        return self._prompt_logprobs(self._weights, block, ids)
 
     def _make_condenser(self, model: LoadedModel) -> Condenser:
         return Condenser(

@@ -179,9 +179,12 @@ class StepPrograms:
             model.native,
             model.mesh,
         )
-        packed = jax.ShapeDtypeStruct((packed_size(bucket, layout.num_groups),), jnp.int32)
+        whole = None if model.mesh is None else NamedSharding(model.mesh, PartitionSpec())
+        size = packed_size(bucket, layout.num_groups)
+        packed = jax.ShapeDtypeStruct((size,), jnp.int32, sharding=whole)
         state = self.state_shapes(num_pages)
-        jitted = jax.jit(step, donate_argnums=1, out_shardings=(shardings_of(state), None))
+        # Every process reads what was sampled.
+        jitted = jax.jit(step, donate_argnums=1, out_shardings=(shardings_of(state), whole))
         return jitted.lower(shapes_of(self.weights), state, packed).compile()
 
     def temporaries(self, bucket: Bucket, num_pages: int) -> int:
