@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from llmjax_kernels.kv_format import KVFormat
@@ -31,7 +32,7 @@ from .condense import Condenser
 from .orders import Order, ScoreOrder, StepOrder, Stop, digest, encode
 from .page_mover import PageMover
 from .plan import Chunk, Plan
-from .step import StepOutput, StepPrograms, shapes_of, shardings_of
+from .step import StepOutput, StepPrograms, over_vocabulary, shapes_of, shardings_of
 
 _PROMPT_ROWS = 64
 """Prompt positions whose log-probabilities are computed together, by one program."""
@@ -305,11 +306,17 @@ class Runner:
         def score(weights, hidden, targets):
             decoder = nnx.merge(self._graphdef, self._tree.unflatten(weights))
             logits = decoder.logits(hidden, jnp.full(1, _PROMPT_ROWS, jnp.int32))
-            return token_logprobs(logits, targets, max_logprobs=self._max_logprobs)
+            scored = partial(token_logprobs, max_logprobs=self._max_logprobs)
+            return over_vocabulary(scored, model.mesh)(logits, targets)
 
         hidden = jax.ShapeDtypeStruct((_PROMPT_ROWS, model.config.hidden_size), model.dtype)
         targets = jax.ShapeDtypeStruct((_PROMPT_ROWS,), jnp.int32)
-        return jax.jit(score).lower(shapes_of(self._weights), hidden, targets).compile()
+        whole = None if model.mesh is None else NamedSharding(model.mesh, PartitionSpec())
+        return (
+            jax.jit(score, out_shardings=whole)
+            .lower(shapes_of(self._weights), hidden, targets)
+            .compile()
+        )
 
 
 def _row(scored: Logprobs | SampledTokens, row: int, token_id: int, top: int) -> TokenLogprobs:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
@@ -23,7 +22,7 @@ from ..checkpoint import LoadedModel
 from ..models import Decoder, DecoderConfig
 from ..nn.attention import PagedContext
 from ..nn.native import NativeContext
-from ..parallel.rules import KV_PAGES
+from ..parallel.rules import KV_PAGES, LOGITS
 from ..request import MAX_LOGIT_BIAS
 from ..sampling import BiasTable, SampledTokens, sample
 from .batch import packed_size, unpack
@@ -206,6 +205,31 @@ def shapes_of(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 
+def over_vocabulary(function: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
+    """`function(logits, ...)` on logits that devices share, in a program.
+
+    Left to XLA, sampling would talk between devices at every turn of its loops.
+
+    Args:
+        function: of `llmjax.sampling`; takes the `axis` that divides the vocabulary.
+    """
+
+    def call(logits: Float[Array, "R V"], *rest: Any) -> Any:
+        if mesh is None:
+            return function(logits, *rest)
+        divides = logits.shape[1] % mesh.shape["tensor"] == 0
+        whole = PartitionSpec()
+        return jax.shard_map(
+            partial(function, axis="tensor" if divides else None),
+            mesh=mesh,
+            in_specs=(LOGITS if divides else whole, *[whole] * len(rest)),
+            out_specs=whole,
+            check_vma=False,
+        )(logits, *rest)
+
+    return call
+
+
 def make_step(
     graphdef: nnx.GraphDef[Decoder],
     tree: WeightsTree,
@@ -240,9 +264,8 @@ def make_step(
         last = jnp.maximum(batch.query_starts[1:] - 1, 0)
         num_rows = jnp.sum(batch.kv_lens > 0, dtype=jnp.int32)[None]
         logits = model.logits(hidden[last], num_rows)
-        if mesh is not None:  # else sampling would talk between devices at every turn
-            logits = lax.with_sharding_constraint(logits, NamedSharding(mesh, PartitionSpec()))
-        sampled = sample(logits, rows, history, state.bias, max_logprobs=max_logprobs)
+        choose = over_vocabulary(partial(sample, max_logprobs=max_logprobs), mesh)
+        sampled = choose(logits, rows, history, state.bias)
         write_slots = jnp.where(inputs.samples > 0, rows.slot, num_slots)
         history = history.at[write_slots, rows.kv_len].set(sampled.token_ids, mode="drop")
         state = DeviceState(pages=tuple(context.pages), history=history, bias=state.bias)
