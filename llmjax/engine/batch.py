@@ -1,7 +1,8 @@
-"""A step's host data as one int32 array: one transfer, one layout for both sides.
+"""A step's host data as two int32 arrays, for the model and for the sampler: one layout for both
+sides.
 
 The host writes each sequence's sampling parameters once, into the row of its slot, and
-gathers rows into the packed array each step; the device slices the array apart again.
+gathers rows into the packed array each step; the device slices the arrays apart again.
 float32 values travel as their bits.
 
 Where several processes run the step, each has such a table: what the leader writes into its own
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from llmjax_kernels.layout import RaggedBatch, make_ragged_batch
 
@@ -27,7 +28,7 @@ from .buckets import Bucket
 from .plan import Plan
 
 NEVER = 2**31 - 1
-_INTS = ("prompt_len", "seed_low", "seed_high", "top_k", "num_bias", "num_logprobs")
+_INTS = ("prompt_len", "seed_low", "seed_high", "top_k", "num_bias", "num_logprobs", "masked")
 _FLOATS = (
     "temperature",
     "top_p",
@@ -37,26 +38,33 @@ _FLOATS = (
     "frequency_penalty",
 )
 _FIELDS = _INTS + _FLOATS
-_GATHERED = ("block_tables", "rows")
+_GATHERED = ("prompt_lens", "block_tables", "parameters")
 
 
 class StepInputs(NamedTuple):
-    """What the device reads of a packed step.
+    """What the model reads of a packed step.
 
     Attributes:
         tokens: input ids; -1 where the device's history knows the token (decodes whose
             input is still being sampled when the step is packed).
         positions: in the sequence; those in `batches` are among what is not evicted of it.
         batches: for each group of layers; they differ in their block tables.
-        samples: whether the row's last token is the sequence's last, so that the next
-            token is drawn from its logits.
+        slots: each row's place in the history; past its end for padding.
+        prompt_lens: tokens of each row's prompt.
     """
 
     tokens: Int[Array, " T"]
     positions: Int[Array, " T"]
     batches: tuple[RaggedBatch, ...]
-    samples: Int[Array, " S"]
-    rows: SamplingRows
+    slots: Int[Array, " S"]
+    prompt_lens: Int[Array, " S"]
+
+
+class PackedStep(NamedTuple):
+    """A plan as the device takes it: for the model (`unpack`), for the sampler (`unpack_rows`)."""
+
+    step: Int[np.ndarray, " step"]
+    rows: Int[np.ndarray, " rows"]
 
 
 class BiasRow(NamedTuple):
@@ -126,6 +134,7 @@ class SlotTable:
             "top_k": p.top_k,
             "num_bias": 0 if bias is None else int(np.count_nonzero(bias.until)),
             "num_logprobs": -1 if p.logprobs is None else p.logprobs,
+            "masked": seq.constraint is not None,
             "temperature": 0.0 if p.greedy else p.temperature,
             "top_p": p.top_p,
             "min_p": p.min_p,
@@ -142,11 +151,10 @@ class SlotTable:
             self._written_rows.append(np.array([slot, *self._rows[:, slot]]))
         return bias
 
-    def pack(self, plan: Plan) -> Int[np.ndarray, " packed"]:
-        """The packed array of a plan, in the layout that `unpack` reads."""
+    def pack(self, plan: Plan) -> PackedStep:
         S, chunks = plan.bucket.seqs, plan.chunks
         packed = np.zeros(packed_size(plan.bucket, self.num_groups), np.int32)
-        fields = _split(packed, plan.bucket, self.num_groups)
+        fields = _split(packed, _layout(plan.bucket, self.num_groups))
         counts = np.fromiter((c.count for c in chunks), np.int32, len(chunks))
         ends = np.cumsum(counts)
         fields["query_starts"][1 : len(chunks) + 1] = ends
@@ -154,7 +162,6 @@ class SlotTable:
         fields["slots"][:] = [c.seq.slot for c in chunks] + [self.num_slots] * (S - len(chunks))
         fields["kv_lens"][: len(chunks)] = [c.kv_len for c in chunks]
         fields["dropped"][: len(chunks)] = [c.dropped for c in chunks]
-        fields["samples"][: len(chunks)] = [c.samples for c in chunks]
         tokens, at = fields["tokens"], 0
         for c in chunks:
             known = c.seq.tokens[c.start : c.start + c.count]
@@ -162,8 +169,12 @@ class SlotTable:
             tokens[at + len(known) : at + c.count] = -1
             at += c.count
             self._extend_block_tables(c.seq)
-        self._gather(packed, plan.bucket)
-        return packed
+        rows = np.zeros(rows_size(S), np.int32)
+        of_rows = _split(rows, _row_layout(S))
+        of_rows["slots"][:] = fields["slots"]
+        of_rows["positions"][: len(chunks)] = [c.start + c.count for c in chunks]
+        of_rows["samples"][: len(chunks)] = [c.samples for c in chunks]
+        return self._gather(PackedStep(packed, rows), plan.bucket)
 
     @property
     def row_size(self) -> int:
@@ -177,8 +188,8 @@ class SlotTable:
         self._written_rows, self._written_pages = [], []
         return Writes(rows, pages)
 
-    def repack(self, bucket: Bucket, head: Int[np.ndarray, " head"], writes: Writes) -> np.ndarray:
-        """What `pack` gave in the leader, from the first `head_size` values of it."""
+    def repack(self, bucket: Bucket, heads: PackedStep, writes: Writes) -> PackedStep:
+        """What `pack` gave in the leader, from the first `head_sizes` values of it."""
         for row in writes.rows:
             self._rows[:, row[0]] = row[1:]
         at = 0
@@ -187,18 +198,23 @@ class SlotTable:
             pages = writes.pages[at + 4 : at + 4 + count]
             self._block_tables[group, slot, place : place + count] = pages
             at += 4 + count
-        packed = np.zeros(packed_size(bucket, self.num_groups), np.int32)
-        packed[: len(head)] = head
-        self._gather(packed, bucket)
-        return packed
+        sizes = packed_size(bucket, self.num_groups), rows_size(bucket.seqs)
+        packed = PackedStep(*(np.zeros(size, np.int32) for size in sizes))
+        for part, head in zip(packed, heads, strict=True):
+            part[: len(head)] = head
+        return self._gather(packed, bucket)
 
-    def _gather(self, packed: Int[np.ndarray, " packed"], bucket: Bucket) -> None:
-        """Fills in the rows and block tables of the slots that the step names."""
+    def _gather(self, packed: PackedStep, bucket: Bucket) -> PackedStep:
+        """With the parameters and block tables of the slots that the step names."""
         _, S, P = bucket
-        fields = _split(packed, bucket, self.num_groups)
+        fields = _split(packed.step, _layout(bucket, self.num_groups))
+        of_rows = _split(packed.rows, _row_layout(S))
         slots = fields["slots"]
+        parameters = self._rows[:, slots]
+        fields["prompt_lens"][:] = parameters[_FIELDS.index("prompt_len")]
         fields["block_tables"].reshape(-1, S, P)[:] = self._block_tables[:, slots, :P]
-        fields["rows"].reshape(len(_FIELDS), S)[:] = self._rows[:, slots]
+        of_rows["parameters"].reshape(parameters.shape)[:] = parameters
+        return packed
 
     def _extend_block_tables(self, seq: Sequence) -> None:
         slot = seq.slot
@@ -220,36 +236,57 @@ def packed_size(bucket: Bucket, num_groups: int) -> int:
     return sum(size for _, size in _layout(bucket, num_groups))
 
 
-def head_size(bucket: Bucket, num_groups: int) -> int:
-    """Values of a packed step that no slot table has: they come first."""
-    return sum(size for name, size in _layout(bucket, num_groups) if name not in _GATHERED)
+def rows_size(S: int) -> int:
+    return sum(size for _, size in _row_layout(S))
 
 
-def unpack(packed: Int[Array, " packed"], bucket: Bucket, num_groups: int) -> StepInputs:
-    """Slices a packed step apart, on the device."""
-    T, S, P = bucket
-    f = _split(packed, bucket, num_groups)
-    row = dict(zip(_FIELDS, f["rows"].reshape(len(_FIELDS), S), strict=True))
-    floats = {name: lax.bitcast_convert_type(row[name], jnp.float32) for name in _FLOATS}
-    seed = lax.bitcast_convert_type(jnp.stack([row["seed_high"], row["seed_low"]], -1), jnp.uint32)
-    rows = SamplingRows(
-        **floats,
-        top_k=row["top_k"],
-        seed=seed,
-        position=f["kv_lens"] + f["dropped"],
-        prompt_len=row["prompt_len"],
-        kv_len=f["kv_lens"] + f["dropped"],
-        slot=f["slots"],
-        num_bias=row["num_bias"],
-        num_logprobs=row["num_logprobs"],
+def head_sizes(bucket: Bucket, num_groups: int) -> tuple[int, int]:
+    """Values of a packed step, for the model and for the sampler, that no slot table has: they
+    come first."""
+    layouts = _layout(bucket, num_groups), _row_layout(bucket.seqs)
+    model, sampler = (
+        sum(size for name, size in layout if name not in _GATHERED) for layout in layouts
     )
+    return model, sampler
+
+
+def unpack(packed: Int[Array, " step"], bucket: Bucket, num_groups: int) -> StepInputs:
+    """Slices what the model reads apart, on the device."""
+    T, S, P = bucket
+    f = _split(packed, _layout(bucket, num_groups))
     tables = f["block_tables"].reshape(num_groups, S, P)
     batch = make_ragged_batch(
         f["query_starts"], f["kv_lens"], tables[0], T, decode_only=bucket.decode_only
     )
     batches = tuple(replace(batch, block_tables=table) for table in tables)
     positions = batch.positions + f["dropped"][batch.token_seqs]
-    return StepInputs(f["tokens"], positions, batches, f["samples"], rows)
+    return StepInputs(f["tokens"], positions, batches, f["slots"], f["prompt_lens"])
+
+
+def unpack_rows(packed: Int[Array, " rows"], S: int) -> tuple[SamplingRows, Bool[Array, " S"]]:
+    """Slices what the sampler reads apart, on the device.
+
+    Returns:
+        Each row's parameters, and whether its logits give the sequence's next token.
+    """
+    f = _split(packed, _row_layout(S))
+    row = dict(zip(_FIELDS, f["parameters"].reshape(len(_FIELDS), S), strict=True))
+    floats = {name: lax.bitcast_convert_type(row[name], jnp.float32) for name in _FLOATS}
+    seed = lax.bitcast_convert_type(jnp.stack([row["seed_high"], row["seed_low"]], -1), jnp.uint32)
+    samples = f["samples"] > 0
+    rows = SamplingRows(
+        **floats,
+        top_k=row["top_k"],
+        seed=seed,
+        position=f["positions"],
+        prompt_len=row["prompt_len"],
+        kv_len=f["positions"],
+        slot=f["slots"],
+        num_bias=row["num_bias"],
+        num_logprobs=row["num_logprobs"],
+        masked=samples & (row["masked"] > 0),
+    )
+    return rows, samples
 
 
 def _layout(bucket: Bucket, num_groups: int) -> tuple[tuple[str, int], ...]:
@@ -260,15 +297,18 @@ def _layout(bucket: Bucket, num_groups: int) -> tuple[tuple[str, int], ...]:
         ("kv_lens", S),
         ("dropped", S),
         ("slots", S),
-        ("samples", S),
+        ("prompt_lens", S),
         ("block_tables", num_groups * S * P),
-        ("rows", len(_FIELDS) * S),
     )
 
 
-def _split(packed, bucket: Bucket, num_groups: int) -> dict:
+def _row_layout(S: int) -> tuple[tuple[str, int], ...]:
+    return ("slots", S), ("positions", S), ("samples", S), ("parameters", len(_FIELDS) * S)
+
+
+def _split(packed, layout: tuple[tuple[str, int], ...]) -> dict:
     fields, at = {}, 0
-    for name, size in _layout(bucket, num_groups):
+    for name, size in layout:
         fields[name] = packed[at : at + size]
         at += size
     return fields

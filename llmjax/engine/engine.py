@@ -1,4 +1,4 @@
-"""The engine: schedule, run, commit; step n + 1 is dispatched before step n is read."""
+"""The engine: schedule, run, commit, sample; step n + 1 is dispatched before step n is read."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from ..models import DecoderConfig
 from ..parallel.group import Group
 from ..parallel.mesh import make_mesh
 from ..request import Request, Sequence, SequenceDelta, Status
+from ..structured import GrammarCompiler
 from ..tokenizer import compile_template
 from .buckets import Bucket, Buckets
 from .compile import enable_persistent_cache
@@ -60,6 +61,7 @@ class Engine:
             of the leader is given requests; see `follower.py`.
 
     Attributes:
+        grammars: compiles what requests with structured outputs bring in `Request.grammar`.
         handover: holds requests whose prompts prefill workers compute, where there are any.
         num_steps: steps that have been committed, so far.
 
@@ -128,6 +130,7 @@ class Engine:
         )
         if self.host is not None:
             self.host.costs.save, self.host.costs.load = self.runner.time_moves()
+        self.grammars = GrammarCompiler(self.model.tokenizer, self.model.config.vocab_size)
         self._last_collected: float | None = None
         self._in_flight: deque[InFlight] = deque()
         self.num_steps = 0
@@ -156,6 +159,9 @@ class Engine:
             Sequence(request, index, seed + index, list(request.prompt_token_ids))
             for index in range(request.params.n)
         ]
+        if request.grammar is not None:
+            for seq in choices:
+                seq.constraint = request.grammar.start()
         for seq in choices:
             self.scheduler.add(seq)
         if self.handover is not None:
@@ -177,10 +183,18 @@ class Engine:
             self._in_flight.append(self.runner.dispatch(plan))
             self.trace.dispatched(plan, began, scheduled, self.scheduler.num_preemptions)
             self._observe(plan)
-        if not self._in_flight or (plan is not None and len(self._in_flight) == 1):
-            if self.handover is not None and self.awaits_pages and not expired:
-                self.handover.wait(_WAIT_SECONDS)
-            return expired
+        news = expired
+        if len(self._in_flight) > (plan is not None):
+            news = expired + self._collect()
+        elif plan is None and self.handover is not None and self.awaits_pages and not expired:
+            self.handover.wait(_WAIT_SECONDS)
+        if plan is not None:
+            # Now all tokens before those to be sampled are known.
+            self.runner.sample(self._in_flight[-1])
+        return news
+
+    def _collect(self) -> list[SequenceDelta]:
+        """Commits the oldest step in flight."""
         step, began = self._in_flight.popleft(), time.perf_counter()
         result = self.runner.collect(step)
         self.trace.collected(step.plan, began)
@@ -189,7 +203,7 @@ class Engine:
         self._observe_first_tokens(step.plan)
         if not self._in_flight:
             self.trace.flush()
-        return expired + self.scheduler.commit(
+        return self.scheduler.commit(
             step.plan, result.token_ids, result.logprobs, result.prompt_logprobs
         )
 
@@ -244,6 +258,7 @@ class Engine:
         if self.handover is not None:
             self.handover.close()
         self.runner.programs.close()
+        self.grammars.close()
         self.trace.close()
 
     def _on_compiled(self, bucket: Bucket, began: float) -> None:

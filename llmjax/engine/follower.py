@@ -5,14 +5,25 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from dataclasses import dataclass
 
 from ..errors import GroupError
 from ..parallel.group import Group
+from ..sampling import SampledTokens
 from .engine import Engine
-from .orders import ScoreOrder, StepOrder, Stop, decode, digest
+from .orders import SampleOrder, ScoreOrder, StepOrder, Stop, decode, digest
 from .step import StepOutput
 
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Step:
+    """A step that the leader has not collected yet, as far as this process knows."""
+
+    order: StepOrder
+    output: StepOutput
+    sampled: SampledTokens | None = None
 
 
 class Follower:
@@ -27,7 +38,7 @@ class Follower:
 
     def __init__(self, engine: Engine, group: Group):
         self._engine, self._group = engine, group
-        self._steps: deque[StepOutput] = deque()
+        self._steps: deque[_Step] = deque()
         self._num_checked = 0
         self.patient = True
         self._stop = threading.Event()
@@ -60,9 +71,13 @@ class Follower:
             self._check(expected)
         match order:
             case StepOrder():
-                self._steps.append(runner.execute(order))
+                self._steps.append(_Step(order, runner.execute(order)))
+            case SampleOrder():
+                step = self._steps[-1]
+                rows = step.order.packed.rows
+                step.sampled = runner.choose(step.order.bucket, step.output, rows, order)
             case ScoreOrder():
-                runner.score(self._steps[0], order)
+                runner.score(self._steps[0].output, order)
             case Stop(""):
                 return False
             case Stop(reason):
@@ -71,7 +86,9 @@ class Follower:
 
     def _check(self, expected: int) -> None:
         """Compares the oldest step's tokens with the leader's."""
-        found = digest(self._engine.runner.settle(self._steps.popleft()).token_ids)
+        sampled = self._steps.popleft().sampled
+        assert sampled is not None
+        found = digest(self._engine.runner.settle(sampled).token_ids)
         if found != expected:
             raise GroupError(
                 f"process {self._group.index} has sampled other tokens than process 0 in step "

@@ -18,11 +18,11 @@ from numpy.typing import ArrayLike
 from ..cache.page_store import Copy, Load, Save, Transfer
 from ..errors import GroupError
 from ..request import MAX_LOGIT_BIAS
-from .batch import BiasRow, SlotTable, Writes, head_size
+from .batch import BiasRow, PackedStep, SlotTable, Writes, head_sizes
 from .buckets import Bucket
 
 _MOVES = (Copy, Save, Load)
-_STEP, _SCORE, _STOP = range(3)
+_STEP, _SAMPLE, _SCORE, _STOP = range(4)
 
 
 @dataclass
@@ -33,14 +33,26 @@ class StepOrder:
         biases: rows of the device's bias table, by slot.
         histories: tokens of sequences that go on from what is cached, by slot.
         transfers: of pages.
-        packed: the step's data, as `SlotTable.pack` gives it.
+        packed: the step's data.
     """
 
     biases: list[tuple[int, BiasRow]]
     histories: list[tuple[int, list[int]]]
     transfers: list[Transfer]
     bucket: Bucket
-    packed: Int[np.ndarray, " packed"]
+    packed: PackedStep
+
+
+class SampleOrder(NamedTuple):
+    """The sampler of the newest step.
+
+    Attributes:
+        rows: that may not have all tokens next; the others may.
+        masks: of each of them, as `sample` takes them.
+    """
+
+    rows: list[int]
+    masks: Int[np.ndarray, "n words"]
 
 
 class ScoreOrder(NamedTuple):
@@ -61,7 +73,7 @@ class Stop(NamedTuple):
     reason: str
 
 
-Order = StepOrder | ScoreOrder | Stop
+Order = StepOrder | SampleOrder | ScoreOrder | Stop
 
 
 def digest(token_ids: ArrayLike) -> int:
@@ -79,22 +91,25 @@ def encode(order: Order, slots: SlotTable, digests: Sequence[int]) -> bytes:
     match order:
         case StepOrder():
             biases = [bias for _, bias in order.biases]
+            sizes = head_sizes(order.bucket, slots.num_groups)
             parts = [
                 [_STEP, *order.bucket],
-                order.packed[: head_size(order.bucket, slots.num_groups)],
+                *(part[:size] for part, size in zip(order.packed, sizes, strict=True)),
                 *slots.take_writes(),
                 [slot for slot, _ in order.biases],
                 *([bias[i] for bias in biases] for i in range(len(BiasRow._fields))),
                 [n for slot, tokens in order.histories for n in (slot, len(tokens), *tokens)],
                 [(_MOVES.index(type(t)), t[0], t[1]) for t in order.transfers],
             ]
+        case SampleOrder():
+            parts = [[_SAMPLE], order.rows, order.masks]
         case ScoreOrder():
             parts = [[_SCORE, order.begin], order.targets]
         case Stop():
             parts = [[_STOP], list(order.reason.encode())]
     arrays = [_flat(part) for part in (np.array(digests, np.uint32).view(np.int32), *parts)]
-    sizes = np.array([len(arrays), *map(len, arrays)], np.int32)
-    return b"".join(array.tobytes() for array in (sizes, *arrays))
+    lengths = np.array([len(arrays), *map(len, arrays)], np.int32)
+    return b"".join(array.tobytes() for array in (lengths, *arrays))
 
 
 def decode(message: bytes, slots: SlotTable) -> tuple[Order, list[int]]:
@@ -109,17 +124,20 @@ def decode(message: bytes, slots: SlotTable) -> tuple[Order, list[int]]:
     order: Order
     if kind == _STEP:
         order = _decode_step(Bucket(*map(int, numbers)), slots, *parts)
+    elif kind == _SAMPLE:
+        rows, masks = parts
+        order = SampleOrder(rows.tolist(), masks.reshape(len(rows), -1) if len(rows) else masks)
     elif kind == _SCORE:
         order = ScoreOrder(int(numbers[0]), parts[0].tolist())
     elif kind == _STOP:
         order = Stop(bytes(parts[0].tolist()).decode())
     else:
-        raise GroupError(f"a message of kind {kind}, allowed: 0 to 2")
+        raise GroupError(f"a message of kind {kind}, allowed: 0 to {_STOP}")
     return order, digests.view(np.uint32).tolist()
 
 
 def _decode_step(
-    bucket, slots, head, rows, pages, bias_slots, ids, values, until, told, moves
+    bucket, slots, head, rows_head, rows, pages, bias_slots, ids, values, until, told, moves
 ) -> StepOrder:
     wide = (len(bias_slots), MAX_LOGIT_BIAS)
     biases = map(
@@ -135,7 +153,9 @@ def _decode_step(
         histories,
         [_MOVES[kind](first, second) for kind, first, second in moves.reshape(-1, 3).tolist()],
         bucket,
-        slots.repack(bucket, head, Writes(rows.reshape(-1, slots.row_size), pages)),
+        slots.repack(
+            bucket, PackedStep(head, rows_head), Writes(rows.reshape(-1, slots.row_size), pages)
+        ),
     )
 
 

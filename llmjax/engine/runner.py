@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 from jaxtyping import Array
 
 from llmjax_kernels.kv_format import KVFormat
@@ -24,15 +24,16 @@ from ..checkpoint import LoadedModel
 from ..config import EngineConfig
 from ..parallel.group import Group
 from ..request import TokenLogprobs
-from ..sampling import BiasTable, Logprobs, SampledTokens, token_logprobs
+from ..sampling import BiasTable, Logprobs, SampledTokens, mask_words, token_logprobs
+from ..structured import Constraint, fill_masks
 from .batch import BiasRow, SlotTable
 from .buckets import Bucket, Buckets
 from .compile import Programs
 from .condense import Condenser
-from .orders import Order, ScoreOrder, StepOrder, Stop, digest, encode
+from .orders import Order, SampleOrder, ScoreOrder, StepOrder, Stop, digest, encode
 from .page_mover import PageMover
 from .plan import Chunk, Plan
-from .step import StepOutput, StepPrograms, over_vocabulary, shapes_of, shardings_of
+from .step import StepOutput, StepPrograms, over_vocabulary, shapes_of, shardings_of, whole_of
 
 _PROMPT_ROWS = 64
 """Prompt positions whose log-probabilities are computed together, by one program."""
@@ -40,10 +41,17 @@ _PROMPT_ROWS = 64
 
 @dataclass
 class InFlight:
-    """A dispatched step whose results are still on the device."""
+    """A dispatched step whose results are still on the device.
+
+    Attributes:
+        rows: what the sampler reads, packed.
+        sampled: None until `Runner.sample`.
+    """
 
     plan: Plan
     output: StepOutput
+    rows: np.ndarray
+    sampled: SampledTokens | None = None
 
 
 @dataclass
@@ -102,6 +110,9 @@ class Runner:
             max_model_len=max_model_len,
             max_logprobs=config.max_logprobs,
         )
+        self._mask_words = mask_words(model.config.vocab_size)
+        sizes = {bucket.seqs for bucket in buckets.all}
+        self._no_masks = {S: zeros((S, self._mask_words), whole_of(model.mesh)) for S in sizes}
         self._layout = layout
         self._weights, self._tree = programs.weights, programs.tree
         make = partial(programs.make_state, num_pages)
@@ -131,7 +142,7 @@ class Runner:
             self._state = state.result()
 
     def dispatch(self, plan: Plan) -> InFlight:
-        """Starts a step; returns before it has finished."""
+        """Starts the model's part of a step; returns before it has finished."""
         biases, histories = [], []
         for chunk in plan.admitted:
             bias = self.slots.admit(chunk.seq)
@@ -142,7 +153,7 @@ class Runner:
         packed = self.slots.pack(plan)
         order = StepOrder(biases, histories, plan.transfers, plan.bucket, packed)
         self._send(order)
-        return InFlight(plan, self.execute(order))
+        return InFlight(plan, self.execute(order), packed.rows)
 
     def execute(self, order: StepOrder) -> StepOutput:
         """Starts what an order says; returns before it has finished."""
@@ -156,9 +167,44 @@ class Runner:
             self._state = replace(self._state, history=history)
         if order.transfers:
             self._state = replace(self._state, pages=self._move(order.transfers))
-        program = self.programs[order.bucket]
-        self._state, output = program(self._weights, self._state, order.packed)
+        program = self.programs[order.bucket].step
+        self._state, output = program(self._weights, self._state, order.packed.step)
         return output
+
+    def sample(self, step: InFlight) -> None:
+        """Starts the sampler on what `dispatch` gave, before the next step is dispatched.
+
+        Every token that comes before those to be sampled is known by now.
+        """
+        order = self._order_sample(step.plan)
+        self._send(order)
+        step.sampled = self.choose(step.plan.bucket, step.output, step.rows, order)
+
+    def choose(
+        self, bucket: Bucket, output: StepOutput, rows: np.ndarray, order: SampleOrder
+    ) -> SampledTokens:
+        """Starts the sampler of a bucket; returns before it has finished."""
+        masks: Array | np.ndarray = self._no_masks[bucket.seqs]  # on the device already
+        if order.rows:
+            masks = np.zeros(masks.shape, np.int32)
+            masks[order.rows] = order.masks
+        state = self._state
+        args = (state.history, state.bias, output.logits, rows, masks)
+        history, sampled = self.programs[bucket].sample(*args)
+        self._state = replace(state, history=history)
+        return sampled
+
+    def _order_sample(self, plan: Plan) -> SampleOrder:
+        """What each row's constraint allows next."""
+        found = [
+            (row, chunk.seq.constraint)
+            for row, chunk in enumerate(plan.chunks)
+            if chunk.samples and isinstance(chunk.seq.constraint, Constraint)
+        ]
+        masks = np.zeros((len(found), self._mask_words), np.int32)
+        if found:
+            fill_masks(masks, [(i, constraint) for i, (_, constraint) in enumerate(found)])
+        return SampleOrder([row for row, _ in found], masks)
 
     def stop(self, reason: str = "") -> None:
         """Ends the processes that follow this one: all is done, or `reason` says what is not."""
@@ -182,7 +228,8 @@ class Runner:
 
     def collect(self, step: InFlight) -> StepResult:
         """Waits for a step and brings its results to the host."""
-        sampled = self.settle(step.output)
+        assert step.sampled is not None
+        sampled = self.settle(step.sampled)
         token_ids = sampled.token_ids.tolist()[: len(step.plan.chunks)]
         logprobs: list[TokenLogprobs | None] = []
         for row, chunk in enumerate(step.plan.chunks):
@@ -195,9 +242,9 @@ class Runner:
             self._digests.append(digest(sampled.token_ids))
         return StepResult(token_ids, logprobs, prompt_logprobs)
 
-    def settle(self, output: StepOutput) -> SampledTokens:
-        """Waits for a step, and for what it has saved."""
-        sampled = jax.device_get(output.sampled)
+    def settle(self, sampled: SampledTokens) -> SampledTokens:
+        """Waits for a step, and for what it has saved; its tokens on the host."""
+        sampled = jax.device_get(sampled)
         self._mover.settle()
         return sampled
 
@@ -311,12 +358,15 @@ class Runner:
 
         hidden = jax.ShapeDtypeStruct((_PROMPT_ROWS, model.config.hidden_size), model.dtype)
         targets = jax.ShapeDtypeStruct((_PROMPT_ROWS,), jnp.int32)
-        whole = None if model.mesh is None else NamedSharding(model.mesh, PartitionSpec())
-        return (
-            jax.jit(score, out_shardings=whole)
-            .lower(shapes_of(self._weights), hidden, targets)
-            .compile()
-        )
+        jitted = jax.jit(score, out_shardings=whole_of(model.mesh))
+        return jitted.lower(shapes_of(self._weights), hidden, targets).compile()
+
+
+def zeros(shape: tuple[int, ...], whole: NamedSharding | None) -> Array:
+    """int32, on every device."""
+    if whole is None:
+        return jnp.zeros(shape, jnp.int32)
+    return jax.make_array_from_callback(shape, whole, lambda _: np.zeros(shape, np.int32))
 
 
 def _row(scored: Logprobs | SampledTokens, row: int, token_id: int, top: int) -> TokenLogprobs:

@@ -1,10 +1,14 @@
-"""The jitted step: packed host data in, sampled tokens out, pages updated in place."""
+"""The jitted step: packed host data in, logits out, pages updated in place; then the sampler.
+
+They are two programs, as a row's mask may depend on the token before, which the host gets to see
+while the model is computing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,8 +28,8 @@ from ..nn.attention import PagedContext
 from ..nn.native import NativeContext
 from ..parallel.rules import KV_PAGES, LOGITS
 from ..request import MAX_LOGIT_BIAS
-from ..sampling import BiasTable, SampledTokens, sample
-from .batch import packed_size, unpack
+from ..sampling import BiasTable, SampledTokens, mask_words, sample
+from .batch import packed_size, rows_size, unpack, unpack_rows
 from .buckets import Bucket
 
 
@@ -49,10 +53,23 @@ class DeviceState:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StepOutput:
-    """What a step computed: a sampled token a row, and each token's final hidden state."""
+    """What the model computed: each row's logits, and each token's final hidden state."""
 
-    sampled: SampledTokens
+    logits: Float[Array, "S V"]
     hidden: Float[Array, "T D"]
+
+
+class Program(NamedTuple):
+    """The two compiled parts of a bucket's step.
+
+    Attributes:
+        step: `(weights, state, packed) -> (state, StepOutput)`; the state is donated.
+        sample: `(history, bias, logits, packed rows, masks) -> (history, SampledTokens)`; the
+            history is donated.
+    """
+
+    step: Any
+    sample: Any
 
 
 class WeightsTree(NamedTuple):
@@ -74,6 +91,7 @@ def flatten_once(state: nnx.State) -> tuple[list[Array], WeightsTree]:
 
 
 Step = Callable[[list[Array], DeviceState, Array], tuple[DeviceState, StepOutput]]
+Sampler = Callable[[Array, BiasTable, Array, Array, Array], tuple[Array, SampledTokens]]
 
 
 def make_state(
@@ -166,33 +184,43 @@ class StepPrograms:
             self._model.native,
         )
 
-    def compile(self, bucket: Bucket, num_pages: int) -> Any:
-        """The program of a bucket: `step(weights, state, packed) -> (state, StepOutput)`."""
+    def compile(self, bucket: Bucket, num_pages: int) -> Program:
+        """The program of a bucket."""
         model, layout = self._model, self._layout
-        step = make_step(
-            model.graphdef,
-            self.tree,
-            layout,
-            bucket,
-            self._max_logprobs,
-            model.native,
-            model.mesh,
-        )
-        whole = None if model.mesh is None else NamedSharding(model.mesh, PartitionSpec())
-        size = packed_size(bucket, layout.num_groups)
+        step = make_step(model.graphdef, self.tree, layout, bucket, model.native, model.mesh)
+        whole, size = whole_of(model.mesh), packed_size(bucket, layout.num_groups)
         packed = jax.ShapeDtypeStruct((size,), jnp.int32, sharding=whole)
         state = self.state_shapes(num_pages)
+        of_logits = logits_of(model.mesh, model.config.vocab_size)
+        outputs = StepOutput(of_logits, whole)  # type: ignore[arg-type]
+        out = None if model.mesh is None else (shardings_of(state), outputs)
+        compiled = (
+            jax.jit(step, donate_argnums=1, out_shardings=out)
+            .lower(shapes_of(self.weights), state, packed)
+            .compile()
+        )
+        return Program(compiled, self._compile_sampler(bucket.seqs, state))
+
+    def _compile_sampler(self, S: int, state: DeviceState) -> Any:
+        model, whole = self._model, whole_of(self._model.mesh)
+        V = model.config.vocab_size
+        shape = jax.ShapeDtypeStruct
+        logits = shape((S, V), jnp.float32, sharding=logits_of(model.mesh, V))
+        rows = shape((rows_size(S),), jnp.int32, sharding=whole)
+        masks = shape((S, mask_words(V)), jnp.int32, sharding=whole)
+        sampler = make_sampler(S, self._max_logprobs, model.mesh)
         # Every process reads what was sampled.
-        jitted = jax.jit(step, donate_argnums=1, out_shardings=(shardings_of(state), whole))
-        return jitted.lower(shapes_of(self.weights), state, packed).compile()
+        jitted = jax.jit(sampler, donate_argnums=0, out_shardings=whole)
+        return jitted.lower(state.history, state.bias, logits, rows, masks).compile()
 
     def temporaries(self, bucket: Bucket, num_pages: int) -> int:
         """Bytes that a step of this bucket takes beside weights and state, as XLA planned it.
 
         Kernels that allocate for themselves (the native ones) are not in it.
         """
-        memory = self.compile(bucket, num_pages).memory_analysis()
-        return memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+        step, sample = (part.memory_analysis() for part in self.compile(bucket, num_pages))
+        results = step.output_size_in_bytes - step.alias_size_in_bytes
+        return results + max(step.temp_size_in_bytes, sample.temp_size_in_bytes)
 
 
 def shardings_of(tree: Any) -> Any:
@@ -205,6 +233,18 @@ def shapes_of(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 
+def whole_of(mesh: Mesh | None) -> NamedSharding | None:
+    """The layout of what every device has."""
+    return None if mesh is None else NamedSharding(mesh, PartitionSpec())
+
+
+def logits_of(mesh: Mesh | None, V: int) -> NamedSharding | None:
+    """That of logits: of some tokens each, where the devices divide the vocabulary."""
+    if mesh is None or V % mesh.shape["tensor"]:
+        return whole_of(mesh)
+    return NamedSharding(mesh, LOGITS)
+
+
 def over_vocabulary(function: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
     """`function(logits, ...)` on logits that devices share, in a program.
 
@@ -215,14 +255,13 @@ def over_vocabulary(function: Callable[..., Any], mesh: Mesh | None) -> Callable
     """
 
     def call(logits: Float[Array, "R V"], *rest: Any) -> Any:
-        if mesh is None:
+        layout, whole = logits_of(mesh, logits.shape[1]), PartitionSpec()
+        if layout is None:
             return function(logits, *rest)
-        divides = logits.shape[1] % mesh.shape["tensor"] == 0
-        whole = PartitionSpec()
         return jax.shard_map(
-            partial(function, axis="tensor" if divides else None),
+            partial(function, axis=None if layout.is_fully_replicated else "tensor"),
             mesh=mesh,
-            in_specs=(LOGITS if divides else whole, *[whole] * len(rest)),
+            in_specs=(layout.spec, *[whole] * len(rest)),
             out_specs=whole,
             check_vma=False,
         )(logits, *rest)
@@ -230,16 +269,19 @@ def over_vocabulary(function: Callable[..., Any], mesh: Mesh | None) -> Callable
     return call
 
 
+@lru_cache(maxsize=256)
 def make_step(
     graphdef: nnx.GraphDef[Decoder],
     tree: WeightsTree,
     layout: KVLayout,
     bucket: Bucket,
-    max_logprobs: int,
     native: bool,
     mesh: Mesh | None = None,
 ) -> Step:
     """The step of one bucket, to be jitted with its state (argument 1) donated.
+
+    The same one for the same arguments: JAX then knows what it has compiled, and a second
+    engine of a process starts at once.
 
     Args:
         mesh: of several devices, over which weights and pages are laid out.
@@ -248,27 +290,44 @@ def make_step(
     def step(weights, state, packed):
         model = nnx.merge(graphdef, tree.unflatten(weights))
         inputs = unpack(packed, bucket, layout.num_groups)
-        batch, rows = inputs.batches[0], inputs.rows
+        batch = inputs.batches[0]
         num_slots = state.history.shape[0]
-        token_slots = rows.slot[batch.token_seqs]
+        token_slots = inputs.slots[batch.token_seqs]
         positions = inputs.positions
         remembered = state.history[token_slots, positions]
         tokens = jnp.where(inputs.tokens >= 0, inputs.tokens, remembered)
         # Rows past the end are dropped by the scatter: padding remembers nothing.
         write_slots = jnp.where(batch.is_token, token_slots, num_slots)
         history = state.history.at[write_slots, positions].set(tokens, mode="drop")
-        context_lens = jnp.maximum(rows.prompt_len[batch.token_seqs], positions + 1)
+        context_lens = jnp.maximum(inputs.prompt_lens[batch.token_seqs], positions + 1)
         step_of = (list(state.pages), inputs.batches, layout.places)
         context = NativeContext(*step_of) if native else PagedContext(*step_of, mesh)
         hidden = model.hidden(tokens, positions, context_lens, context)
         last = jnp.maximum(batch.query_starts[1:] - 1, 0)
         num_rows = jnp.sum(batch.kv_lens > 0, dtype=jnp.int32)[None]
         logits = model.logits(hidden[last], num_rows)
-        choose = over_vocabulary(partial(sample, max_logprobs=max_logprobs), mesh)
-        sampled = choose(logits, rows, history, state.bias)
-        write_slots = jnp.where(inputs.samples > 0, rows.slot, num_slots)
-        history = history.at[write_slots, rows.kv_len].set(sampled.token_ids, mode="drop")
         state = DeviceState(pages=tuple(context.pages), history=history, bias=state.bias)
-        return state, StepOutput(sampled=sampled, hidden=hidden)
+        return state, StepOutput(logits=logits, hidden=hidden)
 
     return step
+
+
+@lru_cache(maxsize=64)
+def make_sampler(S: int, max_logprobs: int, mesh: Mesh | None = None) -> Sampler:
+    """The sampler of S rows, to be jitted with the history (argument 0) donated.
+
+    The same one for the same arguments, as `make_step`'s.
+
+    Args:
+        mesh: of several devices, which may share the vocabulary.
+    """
+    choose = over_vocabulary(partial(sample, max_logprobs=max_logprobs), mesh)
+
+    def sampler(history, bias, logits, packed, masks):
+        rows, samples = unpack_rows(packed, S)
+        sampled = choose(logits, rows, history, bias, masks)
+        write_slots = jnp.where(samples, rows.slot, history.shape[0])
+        history = history.at[write_slots, rows.kv_len].set(sampled.token_ids, mode="drop")
+        return history, sampled
+
+    return sampler

@@ -1,4 +1,4 @@
-"""Penalties and biases: what changes the logits before a token is chosen."""
+"""Penalties, biases and masks: what changes the logits before a token is chosen."""
 
 from __future__ import annotations
 
@@ -32,14 +32,20 @@ class BiasTable(NamedTuple):
     until: Int[Array, "slots B"]
 
 
+def mask_words(V: int) -> int:
+    """32-bit words of a mask over V tokens."""
+    return -(-V // 32)
+
+
 def adjust(
     logits: Float[Array, "S V"],
     rows: SamplingRows,
     history: Int[Array, "slots max_len"],
     bias: BiasTable,
+    masks: Int[Array, "S W"],
     axis: str | None = None,
 ) -> Float[Array, "S V"]:
-    """Penalise what was said, then add the biases."""
+    """Penalise what was said, add the biases, then leave only what the masks allow."""
 
     first = first_id(logits, axis)
 
@@ -48,7 +54,14 @@ def adjust(
         some = some._replace(kv_len=jnp.where(some.penalised, some.kv_len, 0))
         return _penalise(logits[ids], some, history, first)
 
-    return _add_bias(map_rows(rows.penalised, penalised, logits), rows, bias, first)
+    logits = _add_bias(map_rows(rows.penalised, penalised, logits), rows, bias, first)
+
+    def allowed(ids: Int[Array, " R"]) -> Float[Array, "R V"]:
+        bits = ((masks[ids][:, :, None] >> jnp.arange(32)) & 1).reshape(len(ids), -1)
+        here = lax.dynamic_slice_in_dim(bits, first, logits.shape[1], 1)
+        return jnp.where(here, logits[ids], -jnp.inf)
+
+    return map_rows(rows.masked, allowed, logits)
 
 
 def _penalise(

@@ -29,10 +29,7 @@ def run(size: int) -> dict:
         outputs = llm.generate(prompts, params, use_tqdm=False)
         engine = llm.engine
         engine.scheduler.check_balance()
-        program = engine.runner.programs[engine.buckets.ready[0]]
-        # What is chosen from logits is in branches; a step's own computation is the entry.
-        text = program.as_text()
-        entry = text[text.index("\nENTRY") :]
+        program = engine.runner.programs[engine.buckets.ready[0]].step
         pages = jax.tree.leaves(engine.runner._state.pages)
         choices = [output.outputs[0] for output in outputs]
         return {
@@ -57,8 +54,8 @@ def run(size: int) -> dict:
                 for o in outputs
                 if o.prompt_logprobs
             ],
-            "all_reduces": entry.count(" all-reduce("),
-            "all_gathers": entry.count(" all-gather("),
+            "all_reduces": program.as_text().count(" all-reduce("),
+            "all_gathers": program.as_text().count(" all-gather("),
         }
 
 
