@@ -125,11 +125,14 @@ class Checkpoint(ABC):
         format allows it.
         """
         shape, step = self.tensors[name].shape, self.block_rows(name)
-        rows = shape[0]
-        columns = _columns(shape, parts)
+        begin, end, columns = 0, shape[0], None
+        if len(shape) == 2:
+            begin, end = _extent(parts, 0)
+            left, right = _extent(parts, 1)
+            columns = slice(left, right) if right - left < shape[1] else None
 
         def convert(first: int) -> None:
-            last = min(first + step, rows)
+            last = min(first + step, end)
             block = None
             for where, out in parts:
                 start, stop = where[0].start, where[0].stop
@@ -139,13 +142,13 @@ class Checkpoint(ABC):
                         block = self._read_block(name, first, last, columns)
                     inner = where[1:]
                     if columns is not None:
-                        inner = (slice(*(end - columns.start for end in _ends(where[1]))),)
+                        inner = (slice(where[1].start - left, where[1].stop - left),)
                     piece = block[(slice(low - first, high - first), *inner)]
                     out[low - start : high - start] = piece
 
-        firsts = range(0, rows, step)
+        firsts = range(begin, end, step)
         if len(firsts) == 1:
-            convert(0)
+            convert(begin)
         else:
             list(_workers().map(convert, firsts))
 
@@ -163,17 +166,10 @@ class Checkpoint(ABC):
         return max(1, BLOCK_WEIGHTS // max(1, prod(self.tensors[name].shape[1:])))
 
 
-def _columns(shape: tuple[int, ...], parts: Sequence[Part]) -> slice | None:
-    """Those of a matrix that any part wants, where not all are."""
-    if len(shape) != 2:
-        return None
-    starts, stops = zip(*(_ends(part.where[1]) for part in parts), strict=True)
-    start, stop = min(starts), max(stops)
-    return None if (start, stop) == (0, shape[1]) else slice(start, stop)
-
-
-def _ends(where: slice) -> tuple[int, int]:
-    return where.start, where.stop
+def _extent(parts: Sequence[Part], axis: int) -> tuple[int, int]:
+    """The range of an axis that any part wants."""
+    ends = [(part.where[axis].start, part.where[axis].stop) for part in parts]
+    return min(start for start, _ in ends), max(stop for _, stop in ends)
 
 
 @functools.cache
