@@ -10,7 +10,21 @@ from llmjax.beam_search import BeamSearchParams
 from llmjax.errors import InvalidRequestError
 from llmjax.request import RequestOptions, SamplingParams
 
-from .fields import Field, Parse, boolean, integer, list_of, mapping, only, read, refuse, text
+from .fields import (
+    Field,
+    Parse,
+    boolean,
+    described,
+    integer,
+    list_of,
+    mapping,
+    object_schema,
+    only,
+    read,
+    refuse,
+    schema_of,
+    text,
+)
 from .sampling import (
     COMMON,
     NO_OPS,
@@ -24,8 +38,11 @@ from .sampling import (
 )
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+"""Types of the parts that a message's content may have."""
 
 
+@described({"enum": list(ROLES)})
 def role(value: Any, path: str) -> str:
     if value not in ROLES:
         raise refuse(path, value, ", ".join(ROLES))
@@ -33,6 +50,21 @@ def role(value: Any, path: str) -> str:
     return "system" if value == "developer" else value
 
 
+@described(
+    {
+        "anyOf": [
+            {"type": "string"},
+            {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {"type": {"enum": list(TEXT_PARTS)}, "text": {"type": "string"}},
+                    "required": ["type"],
+                },
+            },
+        ]
+    }
+)
 def content(value: Any, path: str) -> str:
     """Text, or a list of text parts, which are joined by newlines as in vLLM."""
     if isinstance(value, str):
@@ -44,13 +76,14 @@ def content(value: Any, path: str) -> str:
 
 def text_part(value: Any, path: str) -> str:
     kind = mapping(value, path).get("type")
-    if kind not in ("text", "input_text", "output_text", "refusal"):
+    if kind not in TEXT_PARTS:
         raise refuse(f"{path}.type", kind, '"text" (the model reads text only)')
     key = "refusal" if kind == "refusal" else "text"
     part = read(value, {key: Field(text, required=True)}, {"type": text}, f"{path}.")
     return part[key]
 
 
+@described({"type": "object"})
 def tool_call(value: Any, path: str) -> dict[str, Any]:
     """A call the assistant made; its JSON arguments become an object, as templates expect."""
     call = read(
@@ -97,6 +130,7 @@ MESSAGE_NO_OPS: dict[str, Parse] = {
 }
 
 
+@described(object_schema(MESSAGE, MESSAGE_NO_OPS))
 def message(value: Any, path: str) -> dict[str, Any]:
     values = read(mapping(value, path), MESSAGE, MESSAGE_NO_OPS, f"{path}.")
     if values["content"] is None:
@@ -106,6 +140,7 @@ def message(value: Any, path: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+@described({"type": "array", "items": schema_of(message), "minItems": 1})
 def messages(value: Any, path: str) -> list[dict[str, Any]]:
     if not value:
         raise refuse(path, value, "a list of at least one message")
@@ -116,7 +151,10 @@ PROMPT: dict[str, Field] = {
     "messages": Field(messages, required=True),
     "add_generation_prompt": Field(boolean, True),
     "continue_final_message": Field(boolean, False),
+    "add_special_tokens": Field(boolean, False),
+    "chat_template": Field(text),
     "chat_template_kwargs": Field(mapping, {}),
+    "documents": Field(list_of(mapping)),
 }
 """Fields that make the prompt text; /tokenize has them too."""
 
@@ -128,12 +166,10 @@ FIELDS: dict[str, Field] = {
     "max_completion_tokens": Field(integer(1)),
     "logprobs": Field(boolean, False),
     "top_logprobs": Field(integer(0)),
+    "echo": Field(boolean, False),
 }
 
 PROMPT_NO_OPS: dict[str, Parse] = {
-    "add_special_tokens": only(False),
-    "chat_template": only(),
-    "documents": only([]),
     "mm_processor_kwargs": only(),
     "tools": only([]),
 }
@@ -143,7 +179,6 @@ CHAT_NO_OPS: dict[str, Parse] = {
     **PROMPT_NO_OPS,
     "audio": only(),
     "best_of": only(1),
-    "echo": only(False),
     "function_call": only("none", "auto"),
     "functions": only([]),
     "include_reasoning": only(True),
@@ -157,25 +192,38 @@ CHAT_NO_OPS: dict[str, Parse] = {
 }
 
 RESERVED_TEMPLATE_NAMES = frozenset(
-    ("self", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+    (
+        *("self", "messages", "tools", "documents", "chat_template", "add_special_tokens"),
+        *("add_generation_prompt", "continue_final_message"),
+    )
 )
 """Arguments of `Tokenizer.encode_chat` that are no variables of the template."""
 
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """What the chat template is given."""
+    """What the chat template is given.
+
+    Attributes:
+        add_special_tokens: those that a text begins and ends with are added to the template's.
+        template: instead of the model's own.
+    """
 
     messages: list[dict[str, Any]]
     add_generation_prompt: bool
     continue_final_message: bool
     template_kwargs: dict[str, Any]
+    documents: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = False
+    template: str | None = None
 
 
 @dataclass(frozen=True)
 class ChatRequest:
     """Attributes:
     params: max_tokens is None where the client said nothing (the rest of the context).
+    echo: the answer begins with the last message, where that is the assistant's.
+    truncate: tokens of the prompt that stay, its last ones; -1 is what the context holds.
     """
 
     model: str | None
@@ -184,11 +232,15 @@ class ChatRequest:
     options: RequestOptions
     stream: bool
     stream_options: StreamOptions
+    echo: bool
+    truncate: int | None
+    request_id: str | None
     return_token_ids: bool
+    tokens_as_ids: bool
     beam: BeamSearchParams | None
 
 
-def chat_prompt(values: dict[str, Any]) -> ChatPrompt:
+def chat_prompt(values: dict[str, Any], limits: Limits) -> ChatPrompt:
     generate, proceed = values["add_generation_prompt"], values["continue_final_message"]
     if generate and proceed:
         raise InvalidRequestError(
@@ -201,10 +253,24 @@ def chat_prompt(values: dict[str, Any]) -> ChatPrompt:
             "continue_final_message needs an assistant message at the end of messages",
             param="continue_final_message",
         )
+    if values["chat_template"] is not None and not limits.chat_templates:
+        raise InvalidRequestError(
+            "chat_template is allowed only where the server runs with "
+            "--trust-request-chat-template: a template can keep a processor busy for ever",
+            param="chat_template",
+        )
     taken = RESERVED_TEMPLATE_NAMES.intersection(values["chat_template_kwargs"])
     if taken:
         raise refuse("chat_template_kwargs", sorted(taken), "names other than these")
-    return ChatPrompt(values["messages"], generate, proceed, values["chat_template_kwargs"])
+    return ChatPrompt(
+        values["messages"],
+        generate,
+        proceed,
+        values["chat_template_kwargs"],
+        values["documents"],
+        values["add_special_tokens"],
+        values["chat_template"],
+    )
 
 
 def parse_chat(body: dict[str, Any], limits: Limits) -> ChatRequest:
@@ -233,11 +299,15 @@ def parse_chat(body: dict[str, Any], limits: Limits) -> ChatRequest:
     )
     return ChatRequest(
         model=values["model"],
-        prompt=chat_prompt(values),
+        prompt=chat_prompt(values, limits),
         params=params,
         options=request_options(values),
         stream=values["stream"],
         stream_options=options,
+        echo=values["echo"],
+        truncate=values["truncate_prompt_tokens"],
+        request_id=values["request_id"],
         return_token_ids=values["return_token_ids"],
+        tokens_as_ids=values["return_tokens_as_token_ids"],
         beam=beam_params(values, limits),
     )
