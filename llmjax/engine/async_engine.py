@@ -8,14 +8,16 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import EngineConfig
-from ..errors import EngineDeadError, LlmjaxError, ShutdownError
+from ..errors import EngineDeadError, GroupError, LlmjaxError, ShutdownError
 from ..metrics import Metrics
+from ..parallel.group import Group
 from ..request import Request, RequestOptions, RequestOutput, SamplingParams, SequenceDelta
 from ..tokenizer import Tokenizer
 from .engine import Engine
@@ -58,10 +60,14 @@ class AsyncEngine:
 
     What a request has produced is merged until its coroutine takes it, so a slow client
     costs no more memory than its own text.
+
+    Attributes:
+        ended: set once it has stopped, or cannot go on.
     """
 
-    def __init__(self, config: EngineConfig):
-        self.engine = Engine(config)
+    def __init__(self, config: EngineConfig, group: Group | None = None):
+        self.engine = Engine(config, group=group)
+        self.ended = asyncio.Event()
         self.config = config
         self._processor = OutputProcessor(self.engine.model.tokenizer, self.engine.trace)
         self._processor_lock = threading.Lock()
@@ -102,6 +108,8 @@ class AsyncEngine:
         """Starts stepping; call from the event loop that will use the engine."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
+        if self.engine.group is not None:
+            self.engine.group.watch(self._on_lost)
 
     async def generate(
         self,
@@ -248,6 +256,7 @@ class AsyncEngine:
         self.engine.wake()
 
     def _run(self) -> None:
+        group = self.engine.group
         try:
             while True:
                 with self._wake:
@@ -263,11 +272,24 @@ class AsyncEngine:
                 if self.engine.has_work:
                     self._step()
             self._fail_all(ShutdownError("the engine was shut down before the request had ended"))
+            self.engine.runner.stop()
         except Exception as error:
             log.exception("the engine loop failed")
-            failed = EngineDeadError(f"the engine has stopped: {error}")
+            others = f" ({group.size} processes; each logs what it knows)" if group else ""
+            failed = EngineDeadError(f"the engine has stopped: {error}{others}")
             failed.__cause__ = error
             self._fail_all(failed)
+            with suppress(GroupError):
+                self.engine.runner.stop(str(failed))
+        finally:
+            self._call_soon(self.ended.set)
+
+    def _on_lost(self, reason: str) -> None:
+        """Another process is lost, for which a step may now wait for ever."""
+        if self._error is None:
+            log.error("%s", reason)
+            self._fail_all(EngineDeadError(f"the engine has stopped: {reason}"))
+        self._call_soon(self.ended.set)
 
     def _step(self) -> None:
         before = self.engine.num_steps
@@ -312,14 +334,18 @@ class AsyncEngine:
                 if stream is not None:
                     stream.ready.set()
 
+        self._call_soon(wake)
+
+    def _call_soon(self, function: Callable[[], None]) -> None:
+        """In the event loop."""
         assert self._loop is not None
         try:
-            self._loop.call_soon_threadsafe(wake)
+            self._loop.call_soon_threadsafe(function)
         except RuntimeError:
             log.debug("the event loop is closed; nobody listens any more")
 
     def _fail_all(self, error: LlmjaxError) -> None:
-        self._error = error
+        self._error = self._error or error
         streams = list(self._streams.values())
         for stream in streams:
             stream.error = _again(error)

@@ -24,6 +24,7 @@ from ..config import EngineConfig
 from ..errors import ChatTemplateError, ConfigError, InvalidRequestError
 from ..metrics import Metrics
 from ..models import DecoderConfig
+from ..parallel.group import Group
 from ..parallel.mesh import make_mesh
 from ..request import Request, Sequence, SequenceDelta, Status
 from ..structured import GrammarCompiler
@@ -56,6 +57,8 @@ class Engine:
     Args:
         config: what to load and how to run it.
         model: where it is loaded already.
+        group: the processes that run it together, each with an engine like this one. Only that
+            of the leader is given requests; see `follower.py`.
 
     Attributes:
         grammars: compiles what requests bring in `Request.rules`.
@@ -66,11 +69,17 @@ class Engine:
         ModelLoadError: the model cannot be found or loaded.
         ConfigError: it does not fit the machine, or values contradict each other.
         PrefillMismatchError: a prefill worker's pages are of no use here.
+        GroupError: another process is lost.
     """
 
-    def __init__(self, config: EngineConfig, model: LoadedModel | None = None):
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: LoadedModel | None = None,
+        group: Group | None = None,
+    ):
         enable_persistent_cache(config.compile.compilation_cache_dir)
-        self.config = config
+        self.config, self.group = config, group
         self.trace = make_trace(config.trace, f"llmjax {config.model.name}")
         self.metrics = Metrics(config.model.name)
         template = _template_text(config.model.chat_template)
@@ -117,6 +126,7 @@ class Engine:
             num_pages=self.num_pages,
             num_slots=self.host.num_slots if self.host is not None else 0,
             on_compiled=self._on_compiled,
+            group=group,
         )
         if self.host is not None:
             self.host.costs.save, self.host.costs.load = self.runner.time_moves()
@@ -357,7 +367,7 @@ class Engine:
         asked, own = self.config.model.max_model_len, model.max_position
         layout = make_layout(self.config.cache, model.windows, asked or own)
         buckets = self._make_buckets(layout.whole(asked or own))
-        pages = count_pages(self.config, self.model, layout, self.kv_format, buckets)
+        pages = count_pages(self.config, self.model, layout, self.kv_format, buckets, self.group)
         given = self.config.cache.num_gpu_blocks_override
         if given is None and "memory" in (self.config.prefill.prefill_from or ()):
             pages //= 2  # the second engine takes as many

@@ -14,6 +14,7 @@ from ..checkpoint import LoadedModel
 from ..config import CacheConfig, EngineConfig
 from ..errors import ConfigError
 from ..models import DecoderConfig
+from ..parallel.group import Group
 from .buckets import Buckets
 from .context import step_bytes
 from .step import StepPrograms
@@ -28,7 +29,12 @@ def page_bytes(config: DecoderConfig, layout: KVLayout, format: KVFormat) -> int
 
 
 def count_pages(
-    config: EngineConfig, model: LoadedModel, layout: KVLayout, format: KVFormat, buckets: Buckets
+    config: EngineConfig,
+    model: LoadedModel,
+    layout: KVLayout,
+    format: KVFormat,
+    buckets: Buckets,
+    group: Group | None = None,
 ) -> int:
     """Pages to allocate: what the memory share leaves, at most what could ever be used.
 
@@ -37,6 +43,7 @@ def count_pages(
 
     Args:
         buckets: of the longest sequences asked for.
+        group: processes that all get as many pages, as the one with the least room has.
 
     Raises:
         ConfigError: not even one sequence's first page fits; carries the numbers.
@@ -61,7 +68,8 @@ def count_pages(
                 f"{temporaries / _GIB:.2f} GiB of a step's temporaries; raise "
                 "gpu_memory_utilization or lower max_num_batched_tokens or max_num_seqs"
             )
-        return min(budget // size, useful)
+        pages = min(budget // size, useful)
+        return pages if group is None else group.least(pages)
 
     pages = pages_beside(step_bytes(scheduler, model.config, longest))
     if _bytes_limit() is None:
@@ -81,7 +89,7 @@ def count_pages(
 
 def _bytes_limit() -> int | None:
     """What the device has, where it has memory of its own."""
-    return (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
 def _device_memory(cache: CacheConfig) -> tuple[int, float]:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
@@ -27,7 +26,7 @@ from ..checkpoint import LoadedModel
 from ..models import Decoder, DecoderConfig
 from ..nn.attention import PagedContext
 from ..nn.native import NativeContext
-from ..parallel.rules import KV_PAGES
+from ..parallel.rules import KV_PAGES, LOGITS
 from ..request import MAX_LOGIT_BIAS
 from ..sampling import BiasTable, SampledTokens, mask_words, sample
 from .batch import packed_size, rows_size, unpack, unpack_rows
@@ -189,19 +188,29 @@ class StepPrograms:
         """The program of a bucket."""
         model, layout = self._model, self._layout
         step = make_step(model.graphdef, self.tree, layout, bucket, model.native, model.mesh)
-        packed = jax.ShapeDtypeStruct((packed_size(bucket, layout.num_groups),), jnp.int32)
+        whole, size = whole_of(model.mesh), packed_size(bucket, layout.num_groups)
+        packed = jax.ShapeDtypeStruct((size,), jnp.int32, sharding=whole)
         state = self.state_shapes(num_pages)
-        jitted = jax.jit(step, donate_argnums=1, out_shardings=(shardings_of(state), None))
-        compiled = jitted.lower(shapes_of(self.weights), state, packed).compile()
+        of_logits = logits_of(model.mesh, model.config.vocab_size)
+        outputs = StepOutput(of_logits, whole)  # type: ignore[arg-type]
+        out = None if model.mesh is None else (shardings_of(state), outputs)
+        compiled = (
+            jax.jit(step, donate_argnums=1, out_shardings=out)
+            .lower(shapes_of(self.weights), state, packed)
+            .compile()
+        )
         return Program(compiled, self._compile_sampler(bucket.seqs, state))
 
     def _compile_sampler(self, S: int, state: DeviceState) -> Any:
-        V = self._model.config.vocab_size
-        logits = jax.ShapeDtypeStruct((S, V), jnp.float32, sharding=state.history.sharding)
-        rows = jax.ShapeDtypeStruct((rows_size(S),), jnp.int32)
-        masks = jax.ShapeDtypeStruct((S, mask_words(V)), jnp.int32)
-        out = (state.history.sharding, None)
-        jitted = jax.jit(make_sampler(S, self._max_logprobs), donate_argnums=0, out_shardings=out)
+        model, whole = self._model, whole_of(self._model.mesh)
+        V = model.config.vocab_size
+        shape = jax.ShapeDtypeStruct
+        logits = shape((S, V), jnp.float32, sharding=logits_of(model.mesh, V))
+        rows = shape((rows_size(S),), jnp.int32, sharding=whole)
+        masks = shape((S, mask_words(V)), jnp.int32, sharding=whole)
+        sampler = make_sampler(S, self._max_logprobs, model.mesh)
+        # Every process reads what was sampled.
+        jitted = jax.jit(sampler, donate_argnums=0, out_shardings=whole)
         return jitted.lower(state.history, state.bias, logits, rows, masks).compile()
 
     def temporaries(self, bucket: Bucket, num_pages: int) -> int:
@@ -222,6 +231,42 @@ def shardings_of(tree: Any) -> Any:
 def shapes_of(tree: Any) -> Any:
     """Shapes, types and places of arrays."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
+
+
+def whole_of(mesh: Mesh | None) -> NamedSharding | None:
+    """The layout of what every device has."""
+    return None if mesh is None else NamedSharding(mesh, PartitionSpec())
+
+
+def logits_of(mesh: Mesh | None, V: int) -> NamedSharding | None:
+    """That of logits: of some tokens each, where the devices divide the vocabulary."""
+    if mesh is None or V % mesh.shape["tensor"]:
+        return whole_of(mesh)
+    return NamedSharding(mesh, LOGITS)
+
+
+def over_vocabulary(function: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
+    """`function(logits, ...)` on logits that devices share, in a program.
+
+    Left to XLA, sampling would talk between devices at every turn of its loops.
+
+    Args:
+        function: of `llmjax.sampling`; takes the `axis` that divides the vocabulary.
+    """
+
+    def call(logits: Float[Array, "R V"], *rest: Any) -> Any:
+        layout, whole = logits_of(mesh, logits.shape[1]), PartitionSpec()
+        if layout is None:
+            return function(logits, *rest)
+        return jax.shard_map(
+            partial(function, axis=None if layout.is_fully_replicated else "tensor"),
+            mesh=mesh,
+            in_specs=(layout.spec, *[whole] * len(rest)),
+            out_specs=whole,
+            check_vma=False,
+        )(logits, *rest)
+
+    return call
 
 
 @lru_cache(maxsize=256)
@@ -261,8 +306,6 @@ def make_step(
         last = jnp.maximum(batch.query_starts[1:] - 1, 0)
         num_rows = jnp.sum(batch.kv_lens > 0, dtype=jnp.int32)[None]
         logits = model.logits(hidden[last], num_rows)
-        if mesh is not None:  # else sampling would talk between devices at every turn
-            logits = lax.with_sharding_constraint(logits, NamedSharding(mesh, PartitionSpec()))
         state = DeviceState(pages=tuple(context.pages), history=history, bias=state.bias)
         return state, StepOutput(logits=logits, hidden=hidden)
 
@@ -270,15 +313,19 @@ def make_step(
 
 
 @lru_cache(maxsize=64)
-def make_sampler(S: int, max_logprobs: int) -> Sampler:
+def make_sampler(S: int, max_logprobs: int, mesh: Mesh | None = None) -> Sampler:
     """The sampler of S rows, to be jitted with the history (argument 0) donated.
 
     The same one for the same arguments, as `make_step`'s.
+
+    Args:
+        mesh: of several devices, which may share the vocabulary.
     """
+    choose = over_vocabulary(partial(sample, max_logprobs=max_logprobs), mesh)
 
     def sampler(history, bias, logits, packed, masks):
         rows, samples = unpack_rows(packed, S)
-        sampled = sample(logits, rows, history, bias, masks, max_logprobs=max_logprobs)
+        sampled = choose(logits, rows, history, bias, masks)
         write_slots = jnp.where(samples, rows.slot, history.shape[0])
         history = history.at[write_slots, rows.kv_len].set(sampled.token_ids, mode="drop")
         return history, sampled

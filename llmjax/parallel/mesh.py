@@ -12,11 +12,17 @@ def make_mesh(tensor: int) -> Mesh | None:
     """A mesh of the first `tensor` devices along the axis "tensor"; None for a single one.
 
     Raises:
-        ConfigError: fewer devices are visible.
+        ConfigError: fewer devices are visible, or a process would be left without one.
     """
-    if tensor == 1:
+    count = jax.process_count()
+    if tensor == 1 and count == 1:
         return None
     devices = jax.devices()
+    if count > 1 and tensor != len(devices):
+        raise ConfigError(
+            f"tensor_parallel_size is {tensor}, allowed: {len(devices)}, all devices of all "
+            f"{count} processes"
+        )
     if tensor > len(devices):
         raise ConfigError(
             f"tensor_parallel_size is {tensor}, allowed: up to {len(devices)}, the devices that "

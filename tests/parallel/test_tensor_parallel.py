@@ -56,12 +56,14 @@ def assert_same(one: dict, other: dict) -> None:
     assert other["tokens"] == one["tokens"]
     for ours, theirs in zip(other["logprobs"], one["logprobs"], strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    np.testing.assert_allclose(other["prompt_logprobs"], one["prompt_logprobs"], atol=1e-4)
+    assert one["prompt_logprobs"]
 
 
 def test_any_number_of_devices(make_model):
     """3 query heads of one key-value head: copied, and filled up with zeros."""
     model = make_model("smollm2")
-    sizes = [1, 2, 3, 4, 8]
+    sizes = [1, 2, 3, 8]
     one, *more = spread(model, sizes, num_gpu_blocks_override=26)
     assert one["preemptions"] and one["hits"]
     for size, found in zip(sizes[1:], more, strict=True):
@@ -72,9 +74,9 @@ def test_any_number_of_devices(make_model):
         assert found["weights_of_one"] < 0.62 * found["weights"]
         assert found["aliased"] >= found["pages_of_one"]
         # One after attention and one after the feed-forward of each of two layers; one for the
-        # embedding, and the logits are gathered, where the vocabulary is divided.
+        # embedding, where the vocabulary is divided.
         divided = 320 % size == 0
-        assert (found["all_reduces"], found["all_gathers"]) == (4 + divided, divided)
+        assert (found["all_reduces"], found["all_gathers"]) == (4 + divided, 0)
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ class EngineDouble:
     gate: asyncio.Event | None = None
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
     dead: str | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
     ends: str = "stop"
     stopped: bool = False
     pulled: int = 0
@@ -185,6 +186,7 @@ class EngineDouble:
 
     def stop(self) -> None:
         self.stopped = True
+        self.ended.set()
 
     async def generate(
         self,
