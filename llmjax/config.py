@@ -105,7 +105,7 @@ class CacheConfig:
         enable_prefix_caching: keep what requests have computed for others that begin alike,
             as long as there is room. Choices of one request share their prompt in any case.
         swap_space: GiB of host memory for the pages of preempted requests, where moving them
-            there and back takes less time than to compute them again.
+            there and back takes less time than to compute them again. Replicas share it out.
         kv_offloading_size: GiB of host memory for pages that leave the prefix cache for want
             of room, by the same rule.
         kv_eviction: what a request forgets that gets longer than `kv_budget`; by default nothing.
@@ -176,7 +176,7 @@ class SchedulerConfig:
     """Who runs in a step.
 
     Attributes:
-        max_num_seqs: most sequences that run at once.
+        max_num_seqs: most sequences that run at once, in each replica.
         max_num_batched_tokens: most tokens in one step.
         max_paddings: the share of a step's token bucket that may be padding while prompt
             tokens wait that could fill it.
@@ -192,7 +192,8 @@ class SchedulerConfig:
         forecast_margin: a request is admitted where the pages that all will hold until they
             end, by how long outputs have been, fit with so many standard deviations to spare;
             "none" admits wherever there are pages for the prompt, and preempts later.
-        max_queue_len: waiting requests beyond which new ones are refused; none is no limit.
+        max_queue_len: waiting requests, of all replicas together, beyond which new ones are
+            refused; none is no limit.
         queue_timeout: seconds that a request may wait for its turn before it is refused; by
             default there is no limit.
         scheduling_policy: "fcfs": first come, first served. "priority": by the requests'
@@ -263,14 +264,19 @@ class ParallelConfig:
         tensor_parallel_size: devices that share each layer: its heads, its mlp channels and the
             vocabulary. Any number does: heads that do not divide are copied, or filled up with
             zeros. By XLA alone; the native CPU kernels run on one device.
+        data_parallel_size: copies of the model, on as many devices each, between which requests
+            are dealt out: to the copy whose prefix cache has most of a prompt, unless others
+            have so much less to do that they are done with it sooner.
     """
 
     tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         check_types(self)
-        size = self.tensor_parallel_size
-        _require(1 <= size <= 1024, f"tensor_parallel_size is {size}, allowed: 1 to 1024")
+        for name in ("tensor_parallel_size", "data_parallel_size"):
+            size = getattr(self, name)
+            _require(1 <= size <= 1024, f"{name} is {size}, allowed: 1 to 1024")
 
 
 @dataclass(frozen=True)

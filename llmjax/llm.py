@@ -32,6 +32,7 @@ from .checks import shown
 from .config import EngineConfig
 from .engine.engine import Engine
 from .engine.outputs import OutputProcessor
+from .engine.replicas import Replicas, make_engine
 from .errors import InvalidRequestError, ShutdownError
 from .models import Decoder, ForwardOutput
 from .request import Request, RequestOptions, RequestOutput, SamplingParams
@@ -60,7 +61,7 @@ class LLM:
     def __init__(self, model: str, **options: Any):
         # Offline all prompts are at hand at once: a full queue would only be in the way.
         config = EngineConfig.of(model, **{"max_queue_len": None, **options})
-        self._engine: Engine | None = Engine(config)
+        self._engine: Engine | Replicas | None = make_engine(config)
         self._plain_state: nnx.State | None = None
         self._processor = OutputProcessor(self.tokenizer, self._engine.trace)
         self._ids = itertools.count()
@@ -85,7 +86,7 @@ class LLM:
             engine.close()
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Engine | Replicas:
         """What runs the requests. Raises ShutdownError once it is closed."""
         if self._engine is None:
             raise ShutdownError("this LLM is closed; load the model again to go on")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, Sharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from tqdm.auto import tqdm
 
 from llmjax_kernels.kv_format import KV_FORMATS, KVFormat
@@ -26,6 +26,7 @@ from ..errors import ConfigError
 from ..models import Decoder
 from ..models.config import DecoderConfig
 from ..models.weights import WeightTable
+from ..parallel.mesh import Place
 from ..parallel.partition import Partition, Sizes, partition
 from ..parallel.rules import logical_axes, parameter_sharding
 from ..tokenizer import Tokenizer
@@ -83,12 +84,36 @@ class LoadedModel:
         arrays = {id(x): x for x in jax.tree.leaves(self.state)}.values()
         return sum(x.addressable_shards[0].data.nbytes for x in arrays)
 
+    @property
+    def place(self) -> Place:
+        """Where it is."""
+        leaf = jax.tree.leaves(self.state)[0]
+        device = next(iter(leaf.sharding.device_set)) if self.mesh is None else self.mesh.devices[0]
+        return Place(device, self.mesh)
+
+    def on(self, place: Place) -> LoadedModel:
+        """The same on other devices, copied from these and not read again."""
+        copies: dict[int, jax.Array] = {}
+
+        def copy(array: jax.Array) -> jax.Array:
+            """Arrays that several leaves share stay one."""
+            if id(array) not in copies:
+                copies[id(array)] = jax.device_put(array, place.sharding(_spec(array)))
+            return copies[id(array)]
+
+        return replace(self, mesh=place.mesh, state=jax.tree.map(copy, self.state))
+
     def differentiable_state(self) -> nnx.State:
         """`state` with float32 copies of packed weights, as gradients are of plain arrays."""
         if not self.native:
             return self.state
         # In one program: by itself each weight would be compiled for.
         return jax.jit(partial(jax.tree.map, _unpacked, is_leaf=_is_packed))(self.state)
+
+
+def _spec(array: jax.Array) -> PartitionSpec:
+    sharding = array.sharding
+    return sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
 
 
 def _is_packed(leaf: object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 import time
 from collections import deque
 from pathlib import Path
@@ -24,7 +25,7 @@ from ..config import EngineConfig
 from ..errors import ChatTemplateError, ConfigError, InvalidRequestError
 from ..metrics import Metrics
 from ..models import DecoderConfig
-from ..parallel.mesh import make_mesh
+from ..parallel.mesh import make_places
 from ..request import Request, Sequence, SequenceDelta, Status
 from ..tokenizer import compile_template
 from .buckets import Bucket, Buckets
@@ -43,8 +44,10 @@ log = logging.getLogger(__name__)
 
 _TIMED_TOKENS = 64
 """Smaller steps say little of what a prompt's token takes."""
-_WAIT_SECONDS = 0.05
+WAIT_SECONDS = 0.05
 """Of a step that has nothing to do but to wait for a prefill worker: deadlines go on meanwhile."""
+_DEPTH = 2
+"""Steps that are dispatched before the first of them is read."""
 _CPU_STEP_TOKENS = 512
 """Larger steps gain no speed on a CPU and make everyone wait."""
 
@@ -55,9 +58,13 @@ class Engine:
     Args:
         config: what to load and how to run it.
         model: where it is loaded already.
+        first: of the replicas of which this is another: its model is copied, and they have one
+            row of seeds, one trace, one registry of metrics and one event for news.
+        number: of the replica.
 
     Attributes:
         handover: holds requests whose prompts prefill workers compute, where there are any.
+        news: ends the wait for something to do.
         num_steps: steps that have been committed, so far.
 
     Raises:
@@ -66,25 +73,28 @@ class Engine:
         PrefillMismatchError: a prefill worker's pages are of no use here.
     """
 
-    def __init__(self, config: EngineConfig, model: LoadedModel | None = None):
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: LoadedModel | None = None,
+        *,
+        first: Engine | None = None,
+        number: int = 0,
+    ):
         enable_persistent_cache(config.compile.compilation_cache_dir)
         self.config = config
-        self.trace = make_trace(config.trace, f"llmjax {config.model.name}")
-        self.metrics = Metrics(config.model.name)
-        template = _template_text(config.model.chat_template)
-        self.model: LoadedModel = model or load_model(
-            resolve_model(config.model.model),
-            dtype=config.model.dtype,
-            quantization=config.model.quantization,
-            mesh=make_mesh(config.parallel.tensor_parallel_size),
-            check=self._check_model,
-            page_size=config.cache.block_size,
-        )
+        if first is None:
+            self.trace = make_trace(config.trace, f"llmjax {config.model.name}")
+            self.metrics = Metrics(config.model.name)
+            self.seeds, self.news = random.Random(config.model.seed), threading.Event()
+        else:
+            self.trace = first.trace.beside(f"llmjax {config.model.name}, engine {number}")
+            self.metrics = Metrics(config.model.name, number, first.metrics)
+            self.seeds, self.news = first.seeds, first.news
+            model = first.model.on(make_places(config.parallel)[number])
+        self.model: LoadedModel = model or self._load()
         if self.model.native:
             set_threads(config.threads or 0)
-        if template is not None:
-            self.model.tokenizer.chat_template = template
-        self._default_seed = random.Random(config.model.seed)
         asked = config.cache.kv_cache_dtype
         self.kv_format = self.model.kv_format if asked == "auto" else KV_FORMATS[asked]
         self.layout, self.max_model_len, self.num_pages = self._size_memory()
@@ -129,6 +139,11 @@ class Engine:
             raise
         log.info("step programs:\n%s", self.buckets.table())
 
+    @property
+    def replicas(self) -> tuple[Engine, ...]:
+        """Itself, as `Replicas` has several."""
+        return (self,)
+
     def add(self, request: Request) -> None:
         """Queues a request.
 
@@ -136,12 +151,24 @@ class Engine:
             InvalidRequestError: it can never run: bad ids, or too long.
             QueueFullError: too many wait already.
         """
+        self.check(request)
+        self.queue(request)
+
+    def check(self, request: Request) -> None:
+        """Refuses what can never run, and notes what its keys and values depend on.
+
+        Raises:
+            InvalidRequestError: token ids or options are not allowed.
+        """
         self._check(request)
         regime = self.model.config.regime(len(request.prompt_token_ids))
         request.kv_key = (request.options.cache_salt, regime)
+
+    def queue(self, request: Request) -> None:
+        """Queues a request that has been checked; see `add`."""
         seed = request.params.seed
         if seed is None:
-            seed = self._default_seed.getrandbits(63)
+            seed = self.seeds.getrandbits(63)
         choices = [
             Sequence(request, index, seed + index, list(request.prompt_token_ids))
             for index in range(request.params.n)
@@ -157,20 +184,44 @@ class Engine:
         Requests that are late are ended first. Where all wait for prefill workers, so does this,
         but not for long.
         """
+        expired, dispatched = self.launch()
+        if not self._in_flight or (dispatched and not self.is_ahead):
+            if self.handover is not None and self.awaits_pages and not expired:
+                self.handover.wait(WAIT_SECONDS)
+            return expired
+        return expired + self.finish()
+
+    def launch(self) -> tuple[list[SequenceDelta], bool]:
+        """Ends what is late, and dispatches the next step if there is one; waits for nothing.
+
+        Returns:
+            The last deltas of what was late, and whether a step was dispatched.
+        """
         began = time.perf_counter()
         expired = self.scheduler.expire()
         if self.handover is not None:
             self.handover.poll()
         plan = self.scheduler.schedule()
-        if plan is not None:
-            scheduled = time.perf_counter()
-            self._in_flight.append(self.runner.dispatch(plan))
-            self.trace.dispatched(plan, began, scheduled, self.scheduler.num_preemptions)
-            self._observe(plan)
-        if not self._in_flight or (plan is not None and len(self._in_flight) == 1):
-            if self.handover is not None and self.awaits_pages and not expired:
-                self.handover.wait(_WAIT_SECONDS)
-            return expired
+        if plan is None:
+            return expired, False
+        scheduled = time.perf_counter()
+        self._in_flight.append(self.runner.dispatch(plan))
+        self.trace.dispatched(plan, began, scheduled, self.scheduler.num_preemptions)
+        self._observe(plan)
+        return expired, True
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the oldest step in flight is to be read before another is dispatched."""
+        return len(self._in_flight) >= _DEPTH
+
+    @property
+    def oldest(self) -> InFlight | None:
+        """The step in flight that `finish` reads."""
+        return self._in_flight[0] if self._in_flight else None
+
+    def finish(self) -> list[SequenceDelta]:
+        """Waits for the oldest step in flight, and commits it."""
         step, began = self._in_flight.popleft(), time.perf_counter()
         result = self.runner.collect(step)
         self.trace.collected(step.plan, began)
@@ -179,7 +230,7 @@ class Engine:
         self._observe_first_tokens(step.plan)
         if not self._in_flight:
             self.trace.flush()
-        return expired + self.scheduler.commit(
+        return self.scheduler.commit(
             step.plan, result.token_ids, result.logprobs, result.prompt_logprobs
         )
 
@@ -203,8 +254,7 @@ class Engine:
 
     def wake(self) -> None:
         """Ends the wait of a step, as there is something new to do. Any thread may call it."""
-        if self.handover is not None:
-            self.handover.news.set()
+        self.news.set()
 
     def stats(self) -> EngineStats:
         return EngineStats.of(self)
@@ -275,10 +325,25 @@ class Engine:
             costs.compute += 0.2 * (seconds / plan.num_tokens - costs.compute)
 
     def _make_host(self) -> HostPool | None:
-        cache = self.config.cache
+        cache, replicas = self.config.cache, self.config.parallel.data_parallel_size
         costs = MoveCosts(compute=1e-3)
-        space, more = cache.swap_space, cache.kv_offloading_size
+        space, more = (gib / replicas for gib in (cache.swap_space, cache.kv_offloading_size))
         return HostPool.sized(space, more, self.page_bytes, costs)
+
+    def _load(self) -> LoadedModel:
+        config = self.config.model
+        template = _template_text(config.chat_template)
+        model = load_model(
+            resolve_model(config.model),
+            dtype=config.dtype,
+            quantization=config.quantization,
+            mesh=make_places(self.config.parallel)[0].mesh,
+            check=self._check_model,
+            page_size=self.config.cache.block_size,
+        )
+        if template is not None:
+            model.tokenizer.chat_template = template
+        return model
 
     def _check(self, request: Request) -> None:
         params, priority = request.params, request.options.priority

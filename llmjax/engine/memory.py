@@ -50,6 +50,8 @@ def count_pages(
         # Of each device, which has its heads of every page.
         weights, size = model.device_bytes, size // config.parallel.tensor_parallel_size
     total, share = _device_memory(config.cache)
+    if _bytes_limit() is None:
+        total //= config.parallel.data_parallel_size  # all replicas are in the host's memory
     useful = scheduler.max_num_seqs * layout.num_groups * layout.held_blocks(longest)
 
     def pages_beside(temporaries: int) -> int:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, Float, Int
 
 from llmjax_kernels.kv_format import KVFormat
@@ -139,17 +139,16 @@ class StepPrograms:
         """A state of zeros."""
         make = partial(self._zeros, num_pages)
         if self._model.mesh is None:
-            return make()
+            with jax.default_device(self._model.place.device):
+                return make()
         return jax.jit(make, out_shardings=shardings_of(self.state_shapes(num_pages)))()
 
     def state_shapes(self, num_pages: int) -> DeviceState:
-        """The shapes of a state's arrays, and how they are laid out over several devices."""
-        shapes, mesh = jax.eval_shape(partial(self._zeros, num_pages)), self._model.mesh
-        if mesh is None:
-            return shapes
-        whole, pages = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, KV_PAGES)
+        """The shapes of a state's arrays, and how they are laid out over devices."""
+        shapes, place = jax.eval_shape(partial(self._zeros, num_pages)), self._model.place
+        whole, pages = place.sharding(PartitionSpec()), place.sharding(KV_PAGES)
 
-        def laid_out(tree: Any, sharding: NamedSharding) -> Any:
+        def laid_out(tree: Any, sharding: Sharding) -> Any:
             return jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
             )
@@ -194,7 +193,7 @@ class StepPrograms:
 
 
 def shardings_of(tree: Any) -> Any:
-    """The layouts of arrays; None where XLA has only one device to choose."""
+    """The layouts of arrays."""
     return jax.tree.map(lambda x: x.sharding, tree)
 
 

@@ -1,27 +1,62 @@
-"""The device mesh of an engine."""
+"""Which devices of this process each copy of a model runs on."""
 
 from __future__ import annotations
 
-import jax
-from jax.sharding import AxisType, Mesh
+from typing import NamedTuple
 
+import jax
+from jax.sharding import (
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
+
+from ..config import ParallelConfig
 from ..errors import ConfigError
 
 
-def make_mesh(tensor: int) -> Mesh | None:
-    """A mesh of the first `tensor` devices along the axis "tensor"; None for a single one.
+class Place(NamedTuple):
+    """Devices that share each layer of a model.
+
+    Attributes:
+        device: the first of them.
+        mesh: all of them, along the axis "tensor"; None where there is one.
+    """
+
+    device: jax.Device
+    mesh: Mesh | None
+
+    def sharding(self, spec: PartitionSpec) -> Sharding:
+        """The layout of an array here."""
+        if self.mesh is None:
+            return SingleDeviceSharding(self.device)
+        return NamedSharding(self.mesh, spec)
+
+
+def make_places(config: ParallelConfig) -> list[Place]:
+    """A place for each replica, no two of which have a device in common.
 
     Raises:
         ConfigError: fewer devices are visible.
     """
-    if tensor == 1:
-        return None
-    devices = jax.devices()
-    if tensor > len(devices):
+    replicas, tensor = config.data_parallel_size, config.tensor_parallel_size
+    devices, count = jax.devices(), replicas * tensor
+    if count > len(devices):
+        sizes = {"data_parallel_size": replicas, "tensor_parallel_size": tensor}
+        asked = " times ".join(f"{name} is {n}" for name, n in sizes.items() if n > 1)
         raise ConfigError(
-            f"tensor_parallel_size is {tensor}, allowed: up to {len(devices)}, the devices that "
-            f"JAX sees ({devices[0].device_kind})"
+            f"{asked}, allowed: up to {len(devices)}, the devices that JAX sees "
+            f"({devices[0].device_kind})"
         )
-    return jax.make_mesh(
-        (tensor,), ("tensor",), axis_types=(AxisType.Auto,), devices=devices[:tensor]
-    )
+    rows = [devices[i : i + tensor] for i in range(0, count, tensor)]
+    return [Place(row[0], _mesh(row)) for row in rows]
+
+
+def _mesh(devices: list[jax.Device]) -> Mesh | None:
+    if len(devices) == 1:
+        return None
+    axis = AxisType.Auto
+    return jax.make_mesh((len(devices),), ("tensor",), axis_types=(axis,), devices=devices)

@@ -99,6 +99,9 @@ class EngineDouble:
         if self.dead:
             raise EngineDeadError(self.dead)
 
+    def stats_of_each(self) -> list[Any]:
+        return [self.stats()]
+
     def stats(self) -> Any:
         return SimpleNamespace(
             num_running=len(self.running),
