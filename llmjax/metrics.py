@@ -108,16 +108,18 @@ class Metrics:
         """Those of one of the engines."""
         return self._engines[engine]
 
-    def totals(self) -> dict[str, float]:
+    def totals(self, engine: int | None = None) -> dict[str, float]:
         """Counters, and sums and counts of histograms, since the start, without the prefix.
 
-        Those of all engines together.
+        Args:
+            engine: that of which they are; None is all of them together.
         """
         totals: defaultdict[str, float] = defaultdict(float)
         for metric in self.registry.collect():
             for sample in metric.samples:
                 is_total = sample.name.endswith(("_total", "_sum", "_count"))
-                if is_total and sample.labels.keys() == set(LABELS):
+                is_asked = engine is None or sample.labels.get("engine") == str(engine)
+                if is_total and is_asked and sample.labels.keys() == set(LABELS):
                     totals[sample.name.removeprefix("llmjax:")] += sample.value
         return dict(totals)
 

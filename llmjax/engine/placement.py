@@ -1,11 +1,11 @@
-"""Which replica runs a request: the one that is done with its prompt first. Pure Python.
+"""Which replica runs a request: the one where that costs least. Pure Python.
 
-All that comes before a request's first token is counted in tokens to compute: what of its prompt
-the replica does not have, what is queued there, `SEQUENCE` for each sequence that lives there, and
-the tokens for which pages are missing. So a prompt goes where most of it is cached, until that
-replica has so much more to do that another computes all of the prompt sooner; from then on both
-have it. The cost after Srivatsa et al., "Preble: Efficient Distributed Prompt Scheduling for LLM
-Serving" (2024), which counts seconds.
+The cost is counted in tokens to compute: twice what of the prompt the replica does not have, as
+the request waits for it and so do those that come behind; what is queued there; `SEQUENCE` for
+each sequence that lives there; and the tokens for which pages are missing. So a prompt goes where
+most of it is cached, until that replica has so much more to do than another that it pays to
+compute the prompt once more; from then on both have it. After the costs of Srivatsa et al.,
+"Preble: Efficient Distributed Prompt Scheduling for LLM Serving" (2024), which are in seconds.
 
 What is on its way to the cache counts as there: the prompts of all requests placed on a replica
 that have not ended.
@@ -108,7 +108,7 @@ class Placement:
         tokens = len(request.prompt_token_ids) - found
         ahead = self.queued[replica] + tokens
         missing = max(0, ahead - self._replicas[replica].room)
-        return ahead + missing + SEQUENCE * self.live[replica]
+        return ahead + tokens + missing + SEQUENCE * self.live[replica]
 
     def _found(self, request: Request, keys: list[int]) -> list[int]:
         """Of each replica, tokens of a prompt that it has or is about to have."""

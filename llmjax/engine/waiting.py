@@ -126,8 +126,8 @@ class WaitingQueue:
         if not seq.turn:
             waiting, user = self._classes[self._priority(seq)].new, self._user(seq)
             if self._shares is not None:
-                everywhere = waiting.keys() | self._elsewhere(self._priority(seq))
-                self._shares.begin(user, seq.prompt_len - num_cached, everywhere)
+                elsewhere = self._elsewhere(self._priority(seq))
+                self._shares.begin(user, seq.prompt_len - num_cached, waiting, elsewhere)
             if self._longest_first:
                 self._overtaken.update(_before(seq, waiting[user]))
         self.remove(seq)
@@ -174,7 +174,7 @@ class WaitingQueue:
                 del queues[user]
                 continue
             if shares is not None:
-                shares.begin(user, seq.prompt_len, queues.keys() | elsewhere)
+                shares.begin(user, seq.prompt_len, queues, elsewhere)
             yield seq
 
     def _queue(

@@ -123,7 +123,7 @@ class EngineDouble:
             workers_up=0,
         )
 
-    async def snapshot(self) -> dict[str, Any]:
+    async def snapshot(self, number: int = 0) -> dict[str, Any]:
         self.check_health()
         self.snapshots += 1
         sequence = {
