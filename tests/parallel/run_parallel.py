@@ -12,7 +12,7 @@ import jax
 
 from llmjax import LLM, SamplingParams
 
-model, sizes, options, prompts = sys.argv[1], *map(json.loads, sys.argv[2:])
+model, sizes, options, prompts = map(json.loads, sys.argv[1:])
 params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+_QUICK = "--xla_backend_optimization_level=0"
+"""A program that runs for a moment needs no effort in compiling."""
 
 
 def on_virtual_devices(script: str, *arguments: Any, devices: int = 8) -> Any:
@@ -22,7 +24,7 @@ def on_virtual_devices(script: str, *arguments: Any, devices: int = 8) -> Any:
             "PYTHONPATH": os.pathsep.join(str(ROOT / p) for p in (".", "kernels", "serving")),
             "JAX_PLATFORMS": "cpu",
             "LLMJAX_KERNELS": "xla",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {_QUICK}",
         },
         capture_output=True,
         text=True,
