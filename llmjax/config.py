@@ -267,16 +267,26 @@ class ParallelConfig:
         data_parallel_size: copies of the model, on as many devices each, between which requests
             are dealt out: to the copy whose prefix cache has most of a prompt, unless others
             have so much less to do that they are done with it sooner.
+        pipeline_parallel_size: stages that a model's layers are divided into, each on as many
+            devices as `tensor_parallel_size` says. As many steps are under way, each with a
+            part of the sequences.
     """
 
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name in ("tensor_parallel_size", "data_parallel_size"):
+        for name in ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size"):
             size = getattr(self, name)
             _require(1 <= size <= 1024, f"{name} is {size}, allowed: 1 to 1024")
+        stages, replicas = self.pipeline_parallel_size, self.data_parallel_size
+        _require(
+            stages == 1 or replicas == 1,
+            f"pipeline_parallel_size is {stages}, allowed with a data_parallel_size of {replicas}: "
+            "1",
+        )
 
 
 @dataclass(frozen=True)
@@ -387,11 +397,17 @@ class EngineConfig:
             f"kv_eviction is {self.cache.kv_eviction!r}, allowed without enable_chunked_prefill: "
             "none, as prompts are computed in parts between which tokens are evicted",
         )
-        size = self.parallel.tensor_parallel_size
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            size = getattr(self.parallel, name)
+            _require(
+                self.cache.kv_eviction is None or size == 1,
+                f"kv_eviction is {self.cache.kv_eviction!r}, allowed with a {name} of {size}: none",
+            )
+        stages = self.parallel.pipeline_parallel_size
         _require(
-            self.cache.kv_eviction is None or size == 1,
-            f"kv_eviction is {self.cache.kv_eviction!r}, allowed with a tensor_parallel_size of "
-            f"{size}: none",
+            stages == 1 or not self.prefill.prefill_from,
+            f"prefill_from is {self.prefill.prefill_from}, allowed with a pipeline_parallel_size "
+            f"of {stages}: none",
         )
         _require(
             self.cache.kv_eviction is None or not self.prefill.prefill_from,

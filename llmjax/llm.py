@@ -33,7 +33,7 @@ from .config import EngineConfig
 from .engine.engine import Engine
 from .engine.outputs import OutputProcessor
 from .engine.replicas import Replicas, make_engine
-from .errors import InvalidRequestError, ShutdownError
+from .errors import ConfigError, InvalidRequestError, ShutdownError
 from .models import Decoder, ForwardOutput
 from .request import Request, RequestOptions, RequestOutput, SamplingParams
 from .tokenizer import Tokenizer
@@ -102,8 +102,16 @@ class LLM:
 
         But where these are packed for the native CPU kernels: then they are float32 copies,
         made when they are first asked for and kept until `close`.
+
+        Raises:
+            ConfigError: it is cut into stages.
         """
         loaded = self.engine.model
+        if loaded.stages:
+            raise ConfigError(
+                f"pipeline_parallel_size is {len(loaded.stages)}, allowed for LLM.model and "
+                "LLM.forward: 1, as no device has the whole model"
+            )
         if self._plain_state is None:
             self._plain_state = loaded.differentiable_state()
         return nnx.merge(loaded.graphdef, self._plain_state)

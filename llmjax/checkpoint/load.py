@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,12 +23,13 @@ from llmjax_kernels.packed import PackedWeight
 
 from ..config import check_weight_types
 from ..errors import ConfigError
-from ..models import Decoder
+from ..models import Decoder, Stage
 from ..models.config import DecoderConfig
 from ..models.weights import WeightTable
 from ..parallel.mesh import Place
 from ..parallel.partition import Partition, Sizes, partition
 from ..parallel.rules import logical_axes, parameter_sharding
+from ..parallel.stages import stage_layers, stage_of
 from ..tokenizer import Tokenizer
 from .arrays import array_from_tensor, array_from_values
 from .base import FLOAT_TYPES, Checkpoint
@@ -60,6 +61,7 @@ class LoadedModel:
         native: the weights are packed for the native CPU kernels.
         generation_defaults: sampling values that the model's authors chose, by the names of
             SamplingParams' fields; only those they gave.
+        stages: its parts, where it is cut into several (`Stage`); `state` is that of all.
     """
 
     config: DecoderConfig
@@ -72,6 +74,12 @@ class LoadedModel:
     native: bool
     tokenizer: Tokenizer
     generation_defaults: dict[str, float]
+    stages: tuple[LoadedModel, ...] = ()
+
+    @property
+    def parts(self) -> tuple[LoadedModel, ...]:
+        """Its stages; itself where it is whole."""
+        return self.stages or (self,)
 
     @property
     def weight_bytes(self) -> int:
@@ -130,6 +138,7 @@ def load_model(
     dtype: str = "auto",
     quantization: str | None = None,
     mesh: Mesh | None = None,
+    stages: Sequence[Place] = (),
     check: Callable[[DecoderConfig, bool], None] | None = None,
     page_size: int | None = None,
     progress: bool = True,
@@ -142,6 +151,7 @@ def load_model(
             on an accelerator. XLA on a CPU takes float32, as its bfloat16 dot is slow.
         quantization: "int8" or "int4": float matrices are quantised for the native kernels.
         mesh: lays parameters out by `llmjax.parallel.rules`; None takes the first device.
+        stages: cuts the model into as many, each of which is laid out over the mesh of its place.
         page_size: of the KV pages that a step will use; the native CPU kernels serve where
             they know it and the model's shape. None leaves weights as plain arrays.
         check: sees what the model is, and whether native kernels will serve it, before its
@@ -156,7 +166,10 @@ def load_model(
     check_weight_types(dtype, quantization)
     checkpoint = open_checkpoint(path)
     config, table = checkpoint.read_architecture()
-    native = page_size is not None and _runs_native(config, dtype, mesh, page_size)
+    if stages:
+        mesh = stages[0].mesh
+    is_one = mesh is None and len(stages) < 2
+    native = page_size is not None and is_one and _runs_native(config, dtype, page_size)
     if quantization and not native:
         raise ConfigError(
             f"quantization is {quantization!r}: only the native CPU kernels take it, and XLA "
@@ -172,10 +185,14 @@ def load_model(
     else:
         chosen, packing = _plain_dtype(dtype, checkpoint, table), None
 
+    places = stages or (Place(jax.local_devices()[0], mesh),)
+    layers = stage_layers(config.num_layers, len(places))
+
     def sharding_of(path: str, shape: tuple[int, ...]) -> Sharding:
-        if mesh is None:
-            return SingleDeviceSharding(jax.local_devices()[0])
-        return parameter_sharding(path, shape, mesh)
+        place = places[stage_of(path, layers)]
+        if place.mesh is None:
+            return SingleDeviceSharding(place.device)
+        return parameter_sharding(path, shape, place.mesh)
 
     divided, parts = _divide(config, mesh)
     weights = load_weights(
@@ -189,7 +206,7 @@ def load_model(
         progress=progress,
     )
     stored = "as stored" if native and dtype == "auto" else chosen.name
-    return LoadedModel(
+    model = LoadedModel(
         config=divided,
         mesh=mesh,
         graphdef=weights.graphdef,
@@ -202,6 +219,34 @@ def load_model(
         tokenizer=text.tokenizer,
         generation_defaults=text.generation_defaults,
     )
+    return model if len(places) == 1 else replace(model, stages=cut(model, places))
+
+
+def cut(model: LoadedModel, places: Sequence[Place]) -> tuple[LoadedModel, ...]:
+    """The stages of a model whose parameters are in their places."""
+    layers = stage_layers(model.config.num_layers, len(places))
+    arrays = {".".join(map(str, k)): v[...] for k, v in nnx.to_flat_state(model.state)}
+    stages = []
+    for place, some in zip(places, layers, strict=True):
+        graphdef, leaves = _parameters(partial(Stage, model.config, model.dtype, some))
+        state = []
+        for path, (keys, leaf) in leaves.items():
+            array = arrays[_in_decoder(path, some.start)]
+            # What is of two stages, the embedding that is the head too, is copied to the second.
+            array = jax.device_put(array, place.sharding(_spec(array)))
+            state.append((keys, leaf.replace(array)))
+        stage = replace(model, mesh=place.mesh, graphdef=graphdef, state=nnx.from_flat_state(state))
+        stages.append(stage)
+    return tuple(stages)
+
+
+def _in_decoder(path: str, first_layer: int) -> str:
+    """A stage's parameter among those of the decoder."""
+    part, _, rest = path.partition(".")
+    if part != "layers":
+        return path
+    layer, _, rest = rest.partition(".")
+    return f"layers.{int(layer) + first_layer}.{rest}"
 
 
 def _divide(config: DecoderConfig, mesh: Mesh | None) -> tuple[DecoderConfig, Partition | None]:
@@ -225,8 +270,8 @@ def _give_back_freed_memory() -> None:
         trim(0)
 
 
-def _runs_native(config: DecoderConfig, dtype: str, mesh: Mesh | None, page_size: int) -> bool:
-    if dtype == "float16" or mesh is not None:
+def _runs_native(config: DecoderConfig, dtype: str, page_size: int) -> bool:
+    if dtype == "float16":
         return False
     return native_available() and native_supports(config.head_dim, page_size)
 
@@ -270,10 +315,11 @@ def load_weights(
         WeightMismatchError: tensors are missing, unknown or of the wrong shape; names all.
         UnsupportedModelError: a needed tensor's type cannot be read.
     """
-    graphdef, leaves = _parameters(config, dtype)
+    graphdef, leaves = _parameters(lambda: Decoder(config, dtype))
     stored = {path: leaf for path, (_, leaf) in leaves.items()}
     if parts is not None:
-        graphdef, leaves = _parameters(replace(config, **parts.sizes._asdict()), dtype)
+        divided = replace(config, **parts.sizes._asdict())
+        graphdef, leaves = _parameters(lambda: Decoder(divided, dtype))
     wanted = {
         path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding_of(path, leaf.shape))
         for path, (_, leaf) in leaves.items()
@@ -297,9 +343,9 @@ def load_weights(
     return Weights(graphdef, nnx.from_flat_state(state))
 
 
-def _parameters(config: DecoderConfig, dtype: jnp.dtype) -> tuple[nnx.GraphDef, dict[str, Any]]:
+def _parameters(make: Callable[[], Decoder]) -> tuple[nnx.GraphDef, dict[str, Any]]:
     """A decoder without arrays: the place in its state and the shape of each, by path."""
-    graphdef, abstract = nnx.split(nnx.eval_shape(lambda: Decoder(config, dtype)))
+    graphdef, abstract = nnx.split(nnx.eval_shape(make))
     flat = nnx.to_flat_state(abstract)
     return graphdef, {".".join(map(str, keys)): (keys, leaf) for keys, leaf in flat}
 

@@ -47,7 +47,7 @@ _TIMED_TOKENS = 64
 WAIT_SECONDS = 0.05
 """Of a step that has nothing to do but to wait for a prefill worker: deadlines go on meanwhile."""
 _DEPTH = 2
-"""Steps that are dispatched before the first of them is read."""
+"""Steps that are dispatched before the first of them is read, at least: one a stage."""
 _CPU_STEP_TOKENS = 512
 """Larger steps gain no speed on a CPU and make everyone wait."""
 
@@ -91,7 +91,8 @@ class Engine:
             self.trace = first.trace.beside(f"llmjax {config.model.name}, engine {number}")
             self.metrics = Metrics(config.model.name, number, first.metrics)
             self.seeds, self.news = first.seeds, first.news
-            model = first.model.on(make_places(config.parallel)[number])
+            (place,) = make_places(config.parallel)[number]
+            model = first.model.on(place)
         self.model: LoadedModel = model or self._load()
         if self.model.native:
             set_threads(config.threads or 0)
@@ -114,6 +115,7 @@ class Engine:
             self.buckets,
             self.cache,
             max_model_len=self.max_model_len,
+            stages=config.parallel.pipeline_parallel_size,
         )
         self.runner = Runner(
             config,
@@ -213,7 +215,7 @@ class Engine:
     @property
     def is_ahead(self) -> bool:
         """Whether the oldest step in flight is to be read before another is dispatched."""
-        return len(self._in_flight) >= _DEPTH
+        return len(self._in_flight) >= max(_DEPTH, self.config.parallel.pipeline_parallel_size)
 
     @property
     def oldest(self) -> InFlight | None:
@@ -337,7 +339,7 @@ class Engine:
             resolve_model(config.model),
             dtype=config.dtype,
             quantization=config.quantization,
-            mesh=make_places(self.config.parallel)[0].mesh,
+            stages=make_places(self.config.parallel)[0],
             check=self._check_model,
             page_size=self.config.cache.block_size,
         )
@@ -380,6 +382,12 @@ class Engine:
         """Refuses what the model does not allow, before its weights are loaded."""
         if self.config.threads is not None and not native:
             raise ConfigError("threads: only the native CPU kernels take it, and XLA serves here")
+        stages = self.config.parallel.pipeline_parallel_size
+        if stages > model.num_layers:
+            raise ConfigError(
+                f"pipeline_parallel_size is {stages}, allowed for this model: up to "
+                f"{model.num_layers}, its layers"
+            )
         asked, own = self.config.model.max_model_len, model.max_position
         cache, pages = self.config.cache, self.config.cache.num_gpu_blocks_override
         layout = make_layout(cache, model.windows, asked or own)

@@ -28,8 +28,9 @@ from .buckets import Bucket, Buckets
 from .compile import Programs
 from .condense import Condenser
 from .page_mover import PageMover
+from .pipeline import StageMovers, make_programs
 from .plan import Chunk, Plan
-from .step import StepOutput, StepPrograms, shapes_of, shardings_of
+from .step import StepOutput, shapes_of, shardings_of
 
 _PROMPT_ROWS = 64
 """Prompt positions whose log-probabilities are computed together, by one program."""
@@ -84,9 +85,9 @@ class Runner:
         num_slots: int,
         on_compiled: Callable[[Bucket, float], None],
     ):
-        self._graphdef, self._max_logprobs = model.graphdef, config.max_logprobs
+        self._max_logprobs = config.max_logprobs
         slots = config.scheduler.max_num_seqs
-        programs = StepPrograms(
+        programs = make_programs(
             model,
             layout,
             kv_format,
@@ -95,7 +96,9 @@ class Runner:
             max_logprobs=config.max_logprobs,
         )
         self._layout = layout
-        self._weights, self._tree = programs.weights, programs.tree
+        self._weights: Any = programs.weights
+        head, self._head_weights, self._tree = programs.head
+        self._graphdef = head.graphdef
         make = partial(programs.make_state, num_pages)
         self._state_shapes = programs.state_shapes(num_pages)
         most_pages = max(bucket.pages for bucket in buckets.all)
@@ -110,7 +113,12 @@ class Runner:
             self._set_history = self._compile_set_history()
             pools, axis = self._state_shapes.pages, 1 if model.native else 0
             evicts = layout.eviction is not None
-            self._mover = PageMover(pools, axis=axis, num_slots=num_slots, puts=evicts)
+            movers = [
+                PageMover(pools[cut], axis=axis, num_slots=num_slots, puts=evicts)
+                for cut in programs.cuts
+            ]
+            # Who reads pages or puts them has one stage: the configuration sees to it.
+            self._mover: Any = movers[0] if len(movers) == 1 else StageMovers(movers, programs.cuts)
             self._prompt_logprobs = self._compile_prompt_logprobs(model)
             self._condenser = self._make_condenser(model) if evicts else None
             self.programs.start(background=config.compile.background)
@@ -212,7 +220,7 @@ class Runner:
             ids[: len(part)] = part
             block = np.zeros((_PROMPT_ROWS, hidden.shape[1]), hidden.dtype)
             block[: len(part)] = hidden[begin : begin + len(part)]
-            scored = jax.device_get(self._prompt_logprobs(self._weights, block, ids))
+            scored = jax.device_get(self._prompt_logprobs(self._head_weights, block, ids))
             rows += [_row(scored, i, token, top) for i, token in enumerate(part)]
         return rows
 
@@ -262,7 +270,7 @@ class Runner:
 
         hidden = jax.ShapeDtypeStruct((_PROMPT_ROWS, model.config.hidden_size), model.dtype)
         targets = jax.ShapeDtypeStruct((_PROMPT_ROWS,), jnp.int32)
-        return jax.jit(score).lower(shapes_of(self._weights), hidden, targets).compile()
+        return jax.jit(score).lower(shapes_of(self._head_weights), hidden, targets).compile()
 
 
 def _row(scored: Logprobs | SampledTokens, row: int, token_id: int, top: int) -> TokenLogprobs:

@@ -118,6 +118,7 @@ class StepPrograms:
 
     Attributes:
         weights: the model's arrays, as every program takes them.
+        cuts: where the pools of each stage are among the state's pages.
     """
 
     def __init__(
@@ -134,6 +135,12 @@ class StepPrograms:
         self._model, self._layout, self._kv_format = model, layout, kv_format
         self._slots, self._max_model_len = slots, max_model_len
         self._max_logprobs = max_logprobs
+        self.cuts = [slice(None)]
+
+    @property
+    def head(self) -> tuple[LoadedModel, list[Array], WeightsTree]:
+        """The model that gives logits, and its weights."""
+        return self._model, self.weights, self.tree
 
     def make_state(self, num_pages: int) -> DeviceState:
         """A state of zeros."""
@@ -166,8 +173,12 @@ class StepPrograms:
             self._model.native,
         )
 
-    def compile(self, bucket: Bucket, num_pages: int) -> Any:
-        """The program of a bucket: `step(weights, state, packed) -> (state, StepOutput)`."""
+    def compile(self, bucket: Bucket, num_pages: int, x: jax.ShapeDtypeStruct | None = None) -> Any:
+        """The program of a bucket: `step(weights, state, packed) -> (state, StepOutput)`.
+
+        Args:
+            x: what the last stage of several is given besides.
+        """
         model, layout = self._model, self._layout
         step = make_step(
             model.graphdef,
@@ -181,15 +192,21 @@ class StepPrograms:
         packed = jax.ShapeDtypeStruct((packed_size(bucket, layout.num_groups),), jnp.int32)
         state = self.state_shapes(num_pages)
         jitted = jax.jit(step, donate_argnums=1, out_shardings=(shardings_of(state), None))
-        return jitted.lower(shapes_of(self.weights), state, packed).compile()
+        given = () if x is None else (x,)
+        return jitted.lower(shapes_of(self.weights), state, packed, *given).compile()
 
     def temporaries(self, bucket: Bucket, num_pages: int) -> int:
         """Bytes that a step of this bucket takes beside weights and state, as XLA planned it.
 
         Kernels that allocate for themselves (the native ones) are not in it.
         """
-        memory = self.compile(bucket, num_pages).memory_analysis()
-        return memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+        return temporaries_of(self.compile(bucket, num_pages))
+
+
+def temporaries_of(program: Any) -> int:
+    """Bytes that a compiled step takes beside weights and state."""
+    memory = program.memory_analysis()
+    return memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
 
 
 def shardings_of(tree: Any) -> Any:
@@ -213,11 +230,13 @@ def make_step(
 ) -> Step:
     """The step of one bucket, to be jitted with its state (argument 1) donated.
 
+    Where the model is the last stage of several, it takes what comes from the one before, [T, D].
+
     Args:
         mesh: of several devices, over which weights and pages are laid out.
     """
 
-    def step(weights, state, packed):
+    def step(weights, state, packed, x=None):
         model = nnx.merge(graphdef, tree.unflatten(weights))
         inputs = unpack(packed, bucket, layout.num_groups)
         batch, rows = inputs.batches[0], inputs.rows
@@ -232,7 +251,8 @@ def make_step(
         context_lens = jnp.maximum(rows.prompt_len[batch.token_seqs], positions + 1)
         step_of = (list(state.pages), inputs.batches, layout.places)
         context = NativeContext(*step_of) if native else PagedContext(*step_of, mesh)
-        hidden = model.hidden(tokens, positions, context_lens, context)
+        where = (positions, context_lens, context)
+        hidden = model.hidden(tokens, *where) if x is None else model.norm(model.run(x, *where))
         last = jnp.maximum(batch.query_starts[1:] - 1, 0)
         num_rows = jnp.sum(batch.kv_lens > 0, dtype=jnp.int32)[None]
         logits = model.logits(hidden[last], num_rows)

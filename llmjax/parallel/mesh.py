@@ -36,23 +36,29 @@ class Place(NamedTuple):
         return NamedSharding(self.mesh, spec)
 
 
-def make_places(config: ParallelConfig) -> list[Place]:
-    """A place for each replica, no two of which have a device in common.
+def make_places(config: ParallelConfig) -> list[tuple[Place, ...]]:
+    """For each replica a place for each stage, no two of which have a device in common.
 
     Raises:
         ConfigError: fewer devices are visible.
     """
     replicas, tensor = config.data_parallel_size, config.tensor_parallel_size
-    devices, count = jax.devices(), replicas * tensor
+    stages = config.pipeline_parallel_size
+    devices, count = jax.devices(), replicas * stages * tensor
     if count > len(devices):
-        sizes = {"data_parallel_size": replicas, "tensor_parallel_size": tensor}
+        sizes = {
+            "data_parallel_size": replicas,
+            "pipeline_parallel_size": stages,
+            "tensor_parallel_size": tensor,
+        }
         asked = " times ".join(f"{name} is {n}" for name, n in sizes.items() if n > 1)
         raise ConfigError(
             f"{asked}, allowed: up to {len(devices)}, the devices that JAX sees "
             f"({devices[0].device_kind})"
         )
     rows = [devices[i : i + tensor] for i in range(0, count, tensor)]
-    return [Place(row[0], _mesh(row)) for row in rows]
+    places = [Place(row[0], _mesh(row)) for row in rows]
+    return [tuple(places[i : i + stages]) for i in range(0, len(places), stages)]
 
 
 def _mesh(devices: list[jax.Device]) -> Mesh | None:

@@ -10,7 +10,7 @@ from llmjax.checkpoint import load_model
 from llmjax.config import ParallelConfig
 from llmjax.parallel.mesh import make_places
 
-(place,) = make_places(ParallelConfig(tensor_parallel_size=8))
+((place,),) = make_places(ParallelConfig(tensor_parallel_size=8))
 model = load_model(sys.argv[1], dtype=sys.argv[2], mesh=place.mesh, progress=False)
 found = {}
 for keys, leaf in nnx.to_flat_state(model.state):
