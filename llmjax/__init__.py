@@ -11,7 +11,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .beam_search import BeamSearchParams
-from .request import CompletionOutput, Logprob, RequestOptions, RequestOutput, SamplingParams
+from .request import (
+    CompletionOutput,
+    Logprob,
+    RequestOptions,
+    RequestOutput,
+    SamplingParams,
+    StructuredOutputs,
+)
 
 if TYPE_CHECKING:
     from .llm import LLM
@@ -25,6 +32,7 @@ __all__ = [
     "RequestOptions",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
 ]
 
 

@@ -29,6 +29,10 @@ class InvalidRequestError(LlmjaxError, ValueError):
         self.code = code
 
 
+class StructuredOutputError(LlmjaxError):
+    """An output under way cannot go on by its grammar, which has become too complex to follow."""
+
+
 class ChatTemplateError(InvalidRequestError):
     """A chat template refused the messages; carries the template's own text."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from .checks import shown, type_errors
 from .errors import InvalidRequestError, LlmjaxError
@@ -51,6 +52,82 @@ def longest(
 
 
 @dataclass(frozen=True, kw_only=True)
+class StructuredOutputs:
+    """What an output must be: one of the first six; fields as vLLM's.
+
+    Attributes:
+        json: a JSON schema, as an object or as text.
+        json_object: any JSON object.
+        regex: a regular expression of Rust's `regex`, that matches the whole output.
+        choice: the texts there are to choose from.
+        grammar: in Lark's syntax, or in GBNF or EBNF (rules with `::=`).
+        structural_tag: `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`: free
+            text, in which JSON of a schema follows each beginning.
+        disable_any_whitespace: none between the tokens of JSON.
+        whitespace_pattern: a regular expression of what may be there; by default up to 8
+            spaces, tabs and line breaks.
+        asked_as: what messages call it; by default `structured_outputs.` and the kind.
+
+    Raises:
+        InvalidRequestError: a value is of the wrong type, or there is not one of the six.
+    """
+
+    json: str | dict | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | list[str] | None = None
+    grammar: str | None = None
+    structural_tag: str | dict | None = None
+    disable_any_whitespace: bool = False
+    whitespace_pattern: str | None = None
+    asked_as: str | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, message in type_errors(self):
+            raise InvalidRequestError(
+                f"structured_outputs.{message}", param=f"structured_outputs.{name}"
+            )
+        for name in ("json", "structural_tag"):
+            if isinstance(value := getattr(self, name), dict):
+                object.__setattr__(self, name, _as_text(value, name))
+        if self.choice is not None:
+            ok = bool(self.choice) and all(self.choice)
+            _check(ok, "structured_outputs.choice", self.choice, "non-empty texts")
+            object.__setattr__(self, "choice", tuple(self.choice))
+        if len(self._kinds) != 1:
+            allowed = "exactly one of " + ", ".join(_KINDS)
+            _check(False, "structured_outputs", " and ".join(self._kinds) or None, allowed)
+
+    @property
+    def kind(self) -> str:
+        return self._kinds[0]
+
+    @property
+    def value(self) -> Any:
+        return getattr(self, self.kind)
+
+    @property
+    def label(self) -> str:
+        return self.asked_as or f"structured_outputs.{self.kind}"
+
+    @property
+    def _kinds(self) -> list[str]:
+        return [name for name in _KINDS if getattr(self, name) not in (None, False)]
+
+
+_KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+
+
+def _as_text(value: dict, name: str) -> str:
+    """An object as JSON, which can be compared."""
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        param = f"structured_outputs.{name}"
+        raise InvalidRequestError(f"{param} is no JSON: {error}", param=param) from error
+
+
+@dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How to choose tokens and when to stop; fields and ranges as in vLLM.
 
@@ -68,6 +145,7 @@ class SamplingParams:
         logit_bias: token id -> value added to its logit.
         stop: text that ends the completion; not part of it unless
             `include_stop_str_in_output`.
+        structured_outputs: what the output must be; it ends where nothing more is allowed.
 
     Raises:
         InvalidRequestError: a value is of the wrong type or out of range; names the field.
@@ -93,6 +171,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     detokenize: bool = True
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         for name, message in type_errors(self):
@@ -195,11 +274,29 @@ class RequestOptions:
             _check(ok, name, value, f"seconds, above 0 up to {MAX_TIMEOUT:g}")
 
 
+class Constraint(Protocol):
+    """Follows a sequence's output through a grammar; see `llmjax.structured`."""
+
+    forced: list[int]
+
+    def accept(self, token_id: int) -> None: ...
+
+    @property
+    def is_complete(self) -> bool: ...
+
+
+class Grammar(Protocol):
+    """What an output must be, compiled."""
+
+    def start(self) -> Constraint: ...
+
+
 @dataclass
 class Request:
     """One prompt on its way through the engine, by token ids.
 
     Attributes:
+        grammar: what `params.structured_outputs` ask for.
         eos_token_ids: the union of all end-of-sequence ids that the model declares.
         kv_key: what keys and values depend on beside tokens and positions: requests share
             pages where it is the same.
@@ -213,6 +310,7 @@ class Request:
     options: RequestOptions = RequestOptions()
     kv_key: Hashable = None
     engine: int = 0
+    grammar: Grammar | None = None
     arrival_time: float = field(default_factory=time.monotonic)
 
 
@@ -247,6 +345,7 @@ class Sequence:
         slot: row of the device's per-sequence state while running, else -1.
         in_flight: steps dispatched that include this sequence and are not committed.
         started: when it first ran (`time.monotonic`).
+        constraint: what its output must be; knows all of it that is in `tokens`.
     """
 
     request: Request
@@ -269,6 +368,7 @@ class Sequence:
     num_preemptions: int = 0
     num_prompt_logprobs: int = 0
     started: float = 0.0
+    constraint: Constraint | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 

@@ -136,10 +136,13 @@ class AsyncEngine:
             EngineDeadError: the engine has stopped.
             ShutdownError: it takes no new requests, or this one was cut off.
         """
-        if self._draining:
-            raise ShutdownError("the engine is shutting down and takes no new requests")
         key, eos = next(self._ids), self.tokenizer.eos_token_ids
         request = Request(key, prompt_token_ids, params, eos, options or RequestOptions())
+        if params.structured_outputs is not None:
+            grammar = self.engine.grammars.compile(params.structured_outputs)
+            request.grammar = await asyncio.shield(asyncio.wrap_future(grammar))
+        if self._draining:
+            raise ShutdownError("the engine is shutting down and takes no new requests")
         stream = _Stream(request_id, request, prompt)
         # Known before health is checked: a loop that dies in between fails it too.
         self._streams[key] = stream

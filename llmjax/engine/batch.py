@@ -1,7 +1,8 @@
-"""A step's host data as one int32 array: one transfer, one layout for both sides.
+"""A step's host data as two int32 arrays, for the model and for the sampler: one layout for both
+sides.
 
 The host writes each sequence's sampling parameters once, into the row of its slot, and
-gathers rows into the packed array each step; the device slices the array apart again.
+gathers rows into the packed array each step; the device slices the arrays apart again.
 float32 values travel as their bits.
 """
 
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from llmjax_kernels.layout import RaggedBatch, make_ragged_batch
 
@@ -21,10 +22,10 @@ from ..cache.way import resident_pages
 from ..request import MAX_LOGIT_BIAS, Sequence
 from ..sampling import SamplingRows
 from .buckets import Bucket
-from .plan import Plan
+from .plan import Chunk, Plan
 
 NEVER = 2**31 - 1
-_INTS = ("prompt_len", "seed_low", "seed_high", "top_k", "num_bias", "num_logprobs")
+_INTS = ("prompt_len", "seed_low", "seed_high", "top_k", "num_bias", "num_logprobs", "masked")
 _FLOATS = (
     "temperature",
     "top_p",
@@ -37,22 +38,29 @@ _FIELDS = _INTS + _FLOATS
 
 
 class StepInputs(NamedTuple):
-    """What the device reads of a packed step.
+    """What the model reads of a packed step.
 
     Attributes:
         tokens: input ids; -1 where the device's history knows the token (decodes whose
             input is still being sampled when the step is packed).
         positions: in the sequence; those in `batches` are among what is not evicted of it.
         batches: for each group of layers; they differ in their block tables.
-        samples: whether the row's last token is the sequence's last, so that the next
-            token is drawn from its logits.
+        slots: each row's place in the history; past its end for padding.
+        prompt_lens: tokens of each row's prompt.
     """
 
     tokens: Int[Array, " T"]
     positions: Int[Array, " T"]
     batches: tuple[RaggedBatch, ...]
-    samples: Int[Array, " S"]
-    rows: SamplingRows
+    slots: Int[Array, " S"]
+    prompt_lens: Int[Array, " S"]
+
+
+class PackedStep(NamedTuple):
+    """A plan as the device takes it: for the model (`unpack`), for the sampler (`unpack_rows`)."""
+
+    step: Int[np.ndarray, " step"]
+    rows: Int[np.ndarray, " rows"]
 
 
 class BiasRow(NamedTuple):
@@ -98,6 +106,7 @@ class SlotTable:
             "top_k": p.top_k,
             "num_bias": 0 if bias is None else int(np.count_nonzero(bias.until)),
             "num_logprobs": -1 if p.logprobs is None else p.logprobs,
+            "masked": seq.constraint is not None,
             "temperature": 0.0 if p.greedy else p.temperature,
             "top_p": p.top_p,
             "min_p": p.min_p,
@@ -112,22 +121,22 @@ class SlotTable:
         self._num_blocks[slot], self._dropped[slot] = [0] * self.num_groups, 0
         return bias
 
-    def pack(self, plan: Plan) -> Int[np.ndarray, " packed"]:
-        """The packed array of a plan, in the layout that `unpack` reads."""
+    def pack(self, plan: Plan) -> PackedStep:
         _, S, P = plan.bucket
         chunks = plan.chunks
         packed = np.zeros(packed_size(plan.bucket, self.num_groups), np.int32)
-        fields = _split(packed, plan.bucket, self.num_groups)
+        fields = _split(packed, _layout(plan.bucket, self.num_groups))
         counts = np.fromiter((c.count for c in chunks), np.int32, len(chunks))
         ends = np.cumsum(counts)
         fields["query_starts"][1 : len(chunks) + 1] = ends
         fields["query_starts"][len(chunks) + 1 :] = ends[-1]
         slots = np.full(S, self.num_slots, np.int32)
         slots[: len(chunks)] = [c.seq.slot for c in chunks]
+        parameters = self._rows[:, slots]
         fields["slots"][:] = slots
+        fields["prompt_lens"][:] = parameters[_FIELDS.index("prompt_len")]
         fields["kv_lens"][: len(chunks)] = [c.kv_len for c in chunks]
         fields["dropped"][: len(chunks)] = [c.dropped for c in chunks]
-        fields["samples"][: len(chunks)] = [c.samples for c in chunks]
         tokens, at = fields["tokens"], 0
         for c in chunks:
             known = c.seq.tokens[c.start : c.start + c.count]
@@ -136,7 +145,15 @@ class SlotTable:
             at += c.count
             self._extend_block_tables(c.seq)
         fields["block_tables"].reshape(-1, S, P)[:] = self._block_tables[:, slots, :P]
-        fields["rows"].reshape(len(_FIELDS), S)[:] = self._rows[:, slots]
+        return PackedStep(packed, self._pack_rows(chunks, slots, parameters))
+
+    def _pack_rows(self, chunks: list[Chunk], slots: np.ndarray, parameters: np.ndarray):
+        packed = np.zeros(rows_size(len(slots)), np.int32)
+        fields = _split(packed, _row_layout(len(slots)))
+        fields["slots"][:] = slots
+        fields["positions"][: len(chunks)] = [c.start + c.count for c in chunks]
+        fields["samples"][: len(chunks)] = [c.samples for c in chunks]
+        fields["parameters"].reshape(parameters.shape)[:] = parameters
         return packed
 
     def _extend_block_tables(self, seq: Sequence) -> None:
@@ -157,31 +174,47 @@ def packed_size(bucket: Bucket, num_groups: int) -> int:
     return sum(size for _, size in _layout(bucket, num_groups))
 
 
-def unpack(packed: Int[Array, " packed"], bucket: Bucket, num_groups: int) -> StepInputs:
-    """Slices a packed step apart, on the device."""
+def rows_size(S: int) -> int:
+    return sum(size for _, size in _row_layout(S))
+
+
+def unpack(packed: Int[Array, " step"], bucket: Bucket, num_groups: int) -> StepInputs:
+    """Slices what the model reads apart, on the device."""
     T, S, P = bucket
-    f = _split(packed, bucket, num_groups)
-    row = dict(zip(_FIELDS, f["rows"].reshape(len(_FIELDS), S), strict=True))
-    floats = {name: lax.bitcast_convert_type(row[name], jnp.float32) for name in _FLOATS}
-    seed = lax.bitcast_convert_type(jnp.stack([row["seed_high"], row["seed_low"]], -1), jnp.uint32)
-    rows = SamplingRows(
-        **floats,
-        top_k=row["top_k"],
-        seed=seed,
-        position=f["kv_lens"] + f["dropped"],
-        prompt_len=row["prompt_len"],
-        kv_len=f["kv_lens"] + f["dropped"],
-        slot=f["slots"],
-        num_bias=row["num_bias"],
-        num_logprobs=row["num_logprobs"],
-    )
+    f = _split(packed, _layout(bucket, num_groups))
     tables = f["block_tables"].reshape(num_groups, S, P)
     batch = make_ragged_batch(
         f["query_starts"], f["kv_lens"], tables[0], T, decode_only=bucket.decode_only
     )
     batches = tuple(replace(batch, block_tables=table) for table in tables)
     positions = batch.positions + f["dropped"][batch.token_seqs]
-    return StepInputs(f["tokens"], positions, batches, f["samples"], rows)
+    return StepInputs(f["tokens"], positions, batches, f["slots"], f["prompt_lens"])
+
+
+def unpack_rows(packed: Int[Array, " rows"], S: int) -> tuple[SamplingRows, Bool[Array, " S"]]:
+    """Slices what the sampler reads apart, on the device.
+
+    Returns:
+        Each row's parameters, and whether its logits give the sequence's next token.
+    """
+    f = _split(packed, _row_layout(S))
+    row = dict(zip(_FIELDS, f["parameters"].reshape(len(_FIELDS), S), strict=True))
+    floats = {name: lax.bitcast_convert_type(row[name], jnp.float32) for name in _FLOATS}
+    seed = lax.bitcast_convert_type(jnp.stack([row["seed_high"], row["seed_low"]], -1), jnp.uint32)
+    samples = f["samples"] > 0
+    rows = SamplingRows(
+        **floats,
+        top_k=row["top_k"],
+        seed=seed,
+        position=f["positions"],
+        prompt_len=row["prompt_len"],
+        kv_len=f["positions"],
+        slot=f["slots"],
+        num_bias=row["num_bias"],
+        num_logprobs=row["num_logprobs"],
+        masked=samples & (row["masked"] > 0),
+    )
+    return rows, samples
 
 
 def _layout(bucket: Bucket, num_groups: int) -> tuple[tuple[str, int], ...]:
@@ -192,15 +225,18 @@ def _layout(bucket: Bucket, num_groups: int) -> tuple[tuple[str, int], ...]:
         ("kv_lens", S),
         ("dropped", S),
         ("slots", S),
-        ("samples", S),
+        ("prompt_lens", S),
         ("block_tables", num_groups * S * P),
-        ("rows", len(_FIELDS) * S),
     )
 
 
-def _split(packed, bucket: Bucket, num_groups: int) -> dict:
+def _row_layout(S: int) -> tuple[tuple[str, int], ...]:
+    return ("slots", S), ("positions", S), ("samples", S), ("parameters", len(_FIELDS) * S)
+
+
+def _split(packed, layout: tuple[tuple[str, int], ...]) -> dict:
     fields, at = {}, 0
-    for name, size in _layout(bucket, num_groups):
+    for name, size in layout:
         fields[name] = packed[at : at + size]
         at += size
     return fields

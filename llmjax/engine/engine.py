@@ -1,4 +1,4 @@
-"""The engine: schedule, run, commit; step n + 1 is dispatched before step n is read."""
+"""The engine: schedule, run, commit, sample; step n + 1 is dispatched before step n is read."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import random
 import threading
 import time
 from collections import deque
-from pathlib import Path
-
-import jax
 
 from llmjax_kernels.kv_format import KV_FORMATS
 from llmjax_kernels.native import instruction_set, set_threads
@@ -17,26 +14,22 @@ from llmjax_kernels.paged_attention import serving
 
 from ..cache.block_pool import BlockPool
 from ..cache.host_pool import HostPool, MoveCosts
-from ..cache.layout import KVLayout
 from ..cache.manager import KVCache
-from ..checkpoint import LoadedModel, load_model, resolve_model
-from ..checks import shown
+from ..checkpoint import LoadedModel
 from ..config import EngineConfig
-from ..errors import ChatTemplateError, ConfigError, InvalidRequestError
 from ..metrics import Metrics
-from ..models import DecoderConfig
 from ..parallel.mesh import make_places
 from ..request import Request, Sequence, SequenceDelta, Status
-from ..tokenizer import compile_template
-from .buckets import Bucket, Buckets
+from ..structured import GrammarCompiler
+from .buckets import Bucket
 from .compile import enable_persistent_cache
-from .condense import check_eviction
-from .context import fit_context, make_layout, most_chunk
+from .context import most_chunk
 from .handover import Handover
-from .memory import count_pages, page_bytes
+from .memory import page_bytes
 from .prefill_worker import make_handover
 from .runner import InFlight, Runner
 from .scheduler import Plan, Scheduler
+from .setup import check_request, load, make_buckets, size_memory
 from .stats import EngineStats
 from .trace import make_trace
 
@@ -48,8 +41,6 @@ WAIT_SECONDS = 0.05
 """Of a step that has nothing to do but to wait for a prefill worker: deadlines go on meanwhile."""
 _DEPTH = 2
 """Steps that are dispatched before the first of them is read, at least: one a stage."""
-_CPU_STEP_TOKENS = 512
-"""Larger steps gain no speed on a CPU and make everyone wait."""
 
 
 class Engine:
@@ -63,6 +54,7 @@ class Engine:
         number: of the replica.
 
     Attributes:
+        grammars: compiles what requests with structured outputs bring in `Request.grammar`.
         handover: holds requests whose prompts prefill workers compute, where there are any.
         news: ends the wait for something to do.
         num_steps: steps that have been committed, so far.
@@ -93,14 +85,16 @@ class Engine:
             self.seeds, self.news = first.seeds, first.news
             (place,) = make_places(config.parallel)[number]
             model = first.model.on(place)
-        self.model: LoadedModel = model or self._load()
+        self.model: LoadedModel = model or load(config)
         if self.model.native:
             set_threads(config.threads or 0)
         asked = config.cache.kv_cache_dtype
         self.kv_format = self.model.kv_format if asked == "auto" else KV_FORMATS[asked]
-        self.layout, self.max_model_len, self.num_pages = self._size_memory()
+        self.layout, self.max_model_len, self.num_pages = size_memory(
+            config, self.model, self.kv_format
+        )
         self.page_bytes = page_bytes(self.model.config, self.layout, self.kv_format)
-        self.buckets = self._make_buckets(self.layout.whole(self.max_model_len))
+        self.buckets = make_buckets(config, self.layout.whole(self.max_model_len))
         self.host = self._make_host()
         self.cache = KVCache(
             BlockPool(self.num_pages),
@@ -130,6 +124,9 @@ class Engine:
         )
         if self.host is not None:
             self.host.costs.save, self.host.costs.load = self.runner.time_moves()
+        vocab = self.model.config.vocab_size
+        shared = first.grammars if first is not None else None
+        self.grammars: GrammarCompiler = shared or GrammarCompiler(self.model.tokenizer, vocab)
         self._last_collected: float | None = None
         self._in_flight: deque[InFlight] = deque()
         self.num_steps = 0
@@ -162,7 +159,7 @@ class Engine:
         Raises:
             InvalidRequestError: token ids or options are not allowed.
         """
-        self._check(request)
+        check_request(request, self.config, self.model.config.vocab_size)
         regime = self.model.config.regime(len(request.prompt_token_ids))
         request.kv_key = (request.options.cache_salt, regime)
 
@@ -175,6 +172,9 @@ class Engine:
             Sequence(request, index, seed + index, list(request.prompt_token_ids))
             for index in range(request.params.n)
         ]
+        if request.grammar is not None:
+            for seq in choices:
+                seq.constraint = request.grammar.start()
         for seq in choices:
             self.scheduler.add(seq)
         if self.handover is not None:
@@ -186,12 +186,12 @@ class Engine:
         Requests that are late are ended first. Where all wait for prefill workers, so does this,
         but not for long.
         """
-        expired, dispatched = self.launch()
-        if not self._in_flight or (dispatched and not self.is_ahead):
-            if self.handover is not None and self.awaits_pages and not expired:
-                self.handover.wait(WAIT_SECONDS)
-            return expired
-        return expired + self.finish()
+        news, dispatched = self.launch()
+        if self._in_flight and (self.is_ahead or not dispatched):
+            return news + self.finish()
+        if not dispatched and self.handover is not None and self.awaits_pages and not news:
+            self.handover.wait(WAIT_SECONDS)
+        return news
 
     def launch(self) -> tuple[list[SequenceDelta], bool]:
         """Ends what is late, and dispatches the next step if there is one; waits for nothing.
@@ -210,12 +210,15 @@ class Engine:
         self._in_flight.append(self.runner.dispatch(plan))
         self.trace.dispatched(plan, began, scheduled, self.scheduler.num_preemptions)
         self._observe(plan)
+        # What steps in flight have to do with each other is tokens, which stages do not share.
+        if len(self._in_flight) == 1 or self.model.stages:
+            self.runner.sample(self._in_flight[-1])
         return expired, True
 
     @property
     def is_ahead(self) -> bool:
         """Whether the oldest step in flight is to be read before another is dispatched."""
-        return len(self._in_flight) >= max(_DEPTH, self.config.parallel.pipeline_parallel_size)
+        return len(self._in_flight) >= max(_DEPTH, len(self.model.stages))
 
     @property
     def oldest(self) -> InFlight | None:
@@ -223,7 +226,7 @@ class Engine:
         return self._in_flight[0] if self._in_flight else None
 
     def finish(self) -> list[SequenceDelta]:
-        """Waits for the oldest step in flight, and commits it."""
+        """Waits for the oldest step in flight, commits it, and has the next one sampled."""
         step, began = self._in_flight.popleft(), time.perf_counter()
         result = self.runner.collect(step)
         self.trace.collected(step.plan, began)
@@ -232,9 +235,13 @@ class Engine:
         self._observe_first_tokens(step.plan)
         if not self._in_flight:
             self.trace.flush()
-        return self.scheduler.commit(
+        news = self.scheduler.commit(
             step.plan, result.token_ids, result.logprobs, result.prompt_logprobs
         )
+        if self._in_flight and self._in_flight[-1].sampled is None:
+            # Now all tokens before those to be sampled are known.
+            self.runner.sample(self._in_flight[-1])
+        return news
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceDelta]:
         """Ends a request, or one choice of it, at once; unknown ids are ignored."""
@@ -286,6 +293,7 @@ class Engine:
         if self.handover is not None:
             self.handover.close()
         self.runner.programs.close()
+        self.grammars.close()
         self.trace.close()
 
     def _on_compiled(self, bucket: Bucket, began: float) -> None:
@@ -331,124 +339,3 @@ class Engine:
         costs = MoveCosts(compute=1e-3)
         space, more = (gib / replicas for gib in (cache.swap_space, cache.kv_offloading_size))
         return HostPool.sized(space, more, self.page_bytes, costs)
-
-    def _load(self) -> LoadedModel:
-        config = self.config.model
-        template = _template_text(config.chat_template)
-        model = load_model(
-            resolve_model(config.model),
-            dtype=config.dtype,
-            quantization=config.quantization,
-            stages=make_places(self.config.parallel)[0],
-            check=self._check_model,
-            page_size=self.config.cache.block_size,
-        )
-        if template is not None:
-            model.tokenizer.chat_template = template
-        return model
-
-    def _check(self, request: Request) -> None:
-        params, priority = request.params, request.options.priority
-        policy = self.config.scheduler.scheduling_policy
-        if priority and policy != "priority":
-            raise InvalidRequestError(
-                f"priority is {priority}, allowed: 0, as the scheduling policy is {policy!r} and "
-                "not 'priority'",
-                param="priority",
-            )
-        vocab = self.model.config.vocab_size
-        named = {
-            "prompt": request.prompt_token_ids,
-            "stop_token_ids": params.stop_token_ids or (),
-            "logit_bias": params.logit_bias or (),
-        }
-        for param, values in named.items():
-            bad = next((i for i in values if not 0 <= i < vocab), None)
-            if bad is not None:
-                raise InvalidRequestError(
-                    f"token id {bad} in {param} is not in the vocabulary, allowed: 0 to "
-                    f"{vocab - 1}",
-                    param=param,
-                )
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(params, name)
-            if value is not None and value > self.config.max_logprobs:
-                raise InvalidRequestError(
-                    f"{name} is {value}, allowed: up to {self.config.max_logprobs} (max_logprobs)",
-                    param=name,
-                )
-
-    def _check_model(self, model: DecoderConfig, native: bool) -> None:
-        """Refuses what the model does not allow, before its weights are loaded."""
-        if self.config.threads is not None and not native:
-            raise ConfigError("threads: only the native CPU kernels take it, and XLA serves here")
-        stages = self.config.parallel.pipeline_parallel_size
-        if stages > model.num_layers:
-            raise ConfigError(
-                f"pipeline_parallel_size is {stages}, allowed for this model: up to "
-                f"{model.num_layers}, its layers"
-            )
-        asked, own = self.config.model.max_model_len, model.max_position
-        cache, pages = self.config.cache, self.config.cache.num_gpu_blocks_override
-        layout = make_layout(cache, model.windows, asked or own)
-        most = own if layout.eviction is None else check_eviction(layout.eviction, model)
-        if asked is not None and asked > most:
-            raise ConfigError(f"max_model_len is {asked}, the model allows up to {most}")
-        # Pages of a sequence are checked later where max_model_len may still be lowered.
-        self._make_buckets(layout.whole(asked or 1))
-        if pages is not None:
-            fit_context(asked, own, pages, layout, self.config.scheduler)
-
-    def _make_buckets(self, max_model_len: int) -> Buckets:
-        return Buckets(
-            self.config.scheduler,
-            self.config.compile,
-            max_model_len=max_model_len,
-            block_size=self.config.cache.block_size,
-            step_tokens=_CPU_STEP_TOKENS if _on_cpu() else None,
-        )
-
-    def _size_memory(self) -> tuple[KVLayout, int, int]:
-        """Chooses how layers share pages, max_model_len and the number of pages."""
-        scheduler, model = self.config.scheduler, self.model.config
-        asked, own = self.config.model.max_model_len, model.max_position
-        layout = make_layout(self.config.cache, model.windows, asked or own)
-        buckets = self._make_buckets(layout.whole(asked or own))
-        pages = count_pages(self.config, self.model, layout, self.kv_format, buckets)
-        given = self.config.cache.num_gpu_blocks_override
-        if given is None and "memory" in (self.config.prefill.prefill_from or ()):
-            pages //= 2  # the second engine takes as many
-        size = page_bytes(model, layout, self.kv_format)
-        log.info("KV pool: %d pages, %.2f GiB", pages, pages * size / 2**30)
-        log.info("prefix reuse: %s", layout.describe_reuse())
-        length = fit_context(asked, own, pages, layout, scheduler)
-        if length < (asked or own):
-            log.warning(
-                "max_model_len is lowered from %d to %d, what the KV pool holds", own, length
-            )
-        return layout, length, pages
-
-
-def _on_cpu() -> bool:
-    return jax.default_backend() == "cpu"
-
-
-def _template_text(template: str | None) -> str | None:
-    """A chat template given as text, or as the path of a file that holds it."""
-    if template is None:
-        return None
-    if "{" in template or "\n" in template:
-        text = template
-    else:
-        try:
-            text = Path(template).read_text()
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"chat_template is {shown(template)}, allowed: Jinja text, or a file that can be "
-                f"read ({error})"
-            ) from error
-    try:
-        compile_template(text)
-    except ChatTemplateError as error:
-        raise ConfigError(f"chat_template: {error}") from error
-    return text

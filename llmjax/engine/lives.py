@@ -119,6 +119,10 @@ class Lives:
         live = self._requests.get(request_id, {})
         return self._fail([seq for seq in live.values() if index is None or seq.index == index])
 
+    def fail(self, request_id: str, error: LlmjaxError) -> list[SequenceDelta]:
+        """Ends all choices of a request, which tell the error."""
+        return self._fail(list(self._requests[request_id].values()), error)
+
     def expire(self) -> list[SequenceDelta]:
         """Ends the requests that are late; see `Scheduler.expire`."""
         deltas: list[SequenceDelta] = []

@@ -161,8 +161,11 @@ class OutputProcessor:
         choice.token_ids += delta.token_ids
         choice.logprobs += [self._logprobs(row) for row in delta.logprobs]
         # The token that ends a completion is not part of its text.
-        ends = delta.finish_reason is FinishReason.STOP and not params.include_stop_str_in_output
-        shown = len(delta.token_ids) - ends
+        shown = len(delta.token_ids)
+        if delta.finish_reason is FinishReason.STOP and not params.include_stop_str_in_output:
+            ends = {*state.request.eos_token_ids, *(params.stop_token_ids or ())}
+            # Structured output may also end with what belongs to it.
+            shown -= bool(delta.token_ids) and delta.token_ids[-1] in ends
         before, text = len(choice.text) + len(choice.held), ""
         for i, token in enumerate(delta.token_ids):
             if choice.detokenizer is not None and i < shown:

@@ -9,16 +9,16 @@ each other's tokens: see `Scheduler`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array
 
 from llmjax_kernels.kv_format import KVFormat
@@ -27,6 +27,7 @@ from llmjax_kernels.layout import PagedKV
 from ..cache.layout import KVLayout
 from ..cache.page_store import Move
 from ..checkpoint import LoadedModel
+from ..models import Stage
 from ..nn.attention import PagedContext
 from ..parallel.stages import stage_layers
 from .batch import packed_size, unpack
@@ -34,6 +35,7 @@ from .buckets import Bucket
 from .page_mover import PageMover, Pools
 from .step import (
     DeviceState,
+    Program,
     StepOutput,
     StepPrograms,
     WeightsTree,
@@ -90,8 +92,8 @@ class PipelinePrograms:
         """The shapes of a state's arrays, and how they are laid out over devices."""
         return _joined([stage.state_shapes(num_pages) for stage in self._stages])
 
-    def compile(self, bucket: Bucket, num_pages: int) -> Pipeline:
-        """The programs of a bucket."""
+    def compile(self, bucket: Bucket, num_pages: int) -> Program:
+        """The program of a bucket."""
         programs, hidden, x = [], [], None
         for number in range(len(self._stages) - 1):
             program, out = self._compile_stage(number, bucket, num_pages, x)
@@ -99,19 +101,20 @@ class PipelinePrograms:
             x = jax.ShapeDtypeStruct(out.shape, out.dtype, sharding=sharding)
             programs.append(program)
             hidden.append(sharding)
-        programs.append(self._stages[-1].compile(bucket, num_pages, x))
-        return Pipeline(programs, self.cuts, hidden)
+        last = self._stages[-1].compile(bucket, num_pages, x)
+        return Program(Pipeline([*programs, last.step], self.cuts, hidden), last.sample)
 
     def temporaries(self, bucket: Bucket, num_pages: int) -> int:
         """Bytes that a step of this bucket takes in the stage where it takes most."""
-        return max(map(temporaries_of, self.compile(bucket, num_pages).programs))
+        pipeline, sampler = self.compile(bucket, num_pages)
+        return max(temporaries_of(program, sampler) for program in pipeline.programs)
 
     def _compile_stage(
         self, number: int, bucket: Bucket, num_pages: int, x: jax.ShapeDtypeStruct | None
     ) -> tuple[Any, jax.ShapeDtypeStruct]:
         """A stage that is not the last: `stage(weights, pages, packed, x) -> (pages, x)`."""
         model, layout, stage = self._models[number], self._layouts[number], self._stages[number]
-        function = partial(_stage, model, stage.tree, layout, bucket)
+        function = make_stage(model.graphdef, stage.tree, layout, bucket, model.mesh)
         packed = jax.ShapeDtypeStruct((packed_size(bucket, layout.num_groups),), jnp.int32)
         pages = stage.state_shapes(num_pages).pages
         whole = model.place.sharding(PartitionSpec())
@@ -121,31 +124,32 @@ class PipelinePrograms:
         return lowered.compile(), lowered.out_info[1]
 
 
-def _stage(
-    model: LoadedModel,
+@lru_cache(maxsize=256)
+def make_stage(
+    graphdef: nnx.GraphDef[Stage],
     tree: WeightsTree,
     layout: KVLayout,
     bucket: Bucket,
-    weights: list[Array],
-    pages: tuple[PagedKV, ...],
-    packed: Array,
-    x: Array | None = None,
-) -> tuple[tuple[PagedKV, ...], Array]:
-    """Runs the layers of a stage.
+    mesh: Mesh | None,
+) -> Callable[..., tuple[Pools, Array]]:
+    """The layers of a stage, to be jitted with its pages (argument 1) donated.
 
-    Args:
-        x: from the stage before, [T, D]; None at the first, which embeds tokens. These are all
-            known to the host.
+    The first stage embeds tokens, which are all known to the host; others take what comes from
+    the one before, [T, D]. The same one for the same arguments, as `make_step`'s.
     """
-    decoder = nnx.merge(model.graphdef, tree.unflatten(weights))
-    inputs = unpack(packed, bucket, layout.num_groups)
-    positions, prompt_len = inputs.positions, inputs.rows.prompt_len
-    context_lens = jnp.maximum(prompt_len[inputs.batches[0].token_seqs], positions + 1)
-    context = PagedContext(list(pages), inputs.batches, layout.places, model.mesh)
-    if x is None:
-        x = decoder.embed_tokens(inputs.tokens)
-    x = decoder.run(x, positions, context_lens, context)
-    return tuple(context.pages), x
+
+    def stage(weights, pages, packed, x=None):
+        decoder = nnx.merge(graphdef, tree.unflatten(weights))
+        inputs = unpack(packed, bucket, layout.num_groups)
+        batch, positions = inputs.batches[0], inputs.positions
+        context_lens = jnp.maximum(inputs.prompt_lens[batch.token_seqs], positions + 1)
+        context = PagedContext(list(pages), inputs.batches, layout.places, mesh)
+        if x is None:
+            x = decoder.embed_tokens(inputs.tokens)
+        x = decoder.run(x, positions, context_lens, context)
+        return tuple(context.pages), x
+
+    return stage
 
 
 class Pipeline:

@@ -17,6 +17,7 @@ from ..checkpoint import LoadedModel
 from ..config import EngineConfig
 from ..metrics import Metrics
 from ..request import Request, SequenceDelta
+from ..structured import GrammarCompiler
 from .engine import WAIT_SECONDS, Engine
 from .lives import check_room
 from .placement import Placement
@@ -102,6 +103,10 @@ class Replicas:
         return self.replicas[0].trace
 
     @property
+    def grammars(self) -> GrammarCompiler:
+        return self.replicas[0].grammars
+
+    @property
     def max_model_len(self) -> int:
         return self.replicas[0].max_model_len
 
@@ -141,7 +146,7 @@ class Replicas:
         """Lets a thread wait for the replica's oldest step in flight, if there is one."""
         step = replica.engine.oldest
         if step is not None:
-            replica.awaited = self._waiters.submit(jax.block_until_ready, step.output.sampled)
+            replica.awaited = self._waiters.submit(jax.block_until_ready, step.sampled)
             replica.awaited.add_done_callback(lambda _: self._news.set())
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceDelta]:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from llmjax_kernels.kv_format import KVFormat
@@ -22,7 +23,8 @@ from ..cache.page_store import Condense, Move, Transfer
 from ..checkpoint import LoadedModel
 from ..config import EngineConfig
 from ..request import TokenLogprobs
-from ..sampling import BiasTable, Logprobs, SampledTokens, token_logprobs
+from ..sampling import BiasTable, Logprobs, SampledTokens, mask_words, token_logprobs
+from ..structured import Constraint, fill_masks
 from .batch import BiasRow, SlotTable
 from .buckets import Bucket, Buckets
 from .compile import Programs
@@ -38,10 +40,17 @@ _PROMPT_ROWS = 64
 
 @dataclass
 class InFlight:
-    """A dispatched step whose results are still on the device."""
+    """A dispatched step whose results are still on the device.
+
+    Attributes:
+        rows: what the sampler reads, packed.
+        sampled: None until `Runner.sample`.
+    """
 
     plan: Plan
     output: StepOutput
+    rows: np.ndarray
+    sampled: SampledTokens | None = None
 
 
 @dataclass
@@ -95,10 +104,14 @@ class Runner:
             max_model_len=max_model_len,
             max_logprobs=config.max_logprobs,
         )
+        words = mask_words(model.config.vocab_size)
+        sizes = {bucket.seqs for bucket in buckets.all}
         self._layout = layout
         self._weights: Any = programs.weights
         head, self._head_weights, self._tree = programs.head
         self._graphdef = head.graphdef
+        whole = head.place.sharding(PartitionSpec())
+        self._no_masks = {S: jax.device_put(np.zeros((S, words), np.int32), whole) for S in sizes}
         make = partial(programs.make_state, num_pages)
         self._state_shapes = programs.state_shapes(num_pages)
         most_pages = max(bucket.pages for bucket in buckets.all)
@@ -125,14 +138,40 @@ class Runner:
             self._state = state.result()
 
     def dispatch(self, plan: Plan) -> InFlight:
-        """Starts a step; returns before it has finished."""
+        """Starts the model's part of a step; returns before it has finished."""
         for chunk in plan.admitted:
             self._admit(chunk)
         if plan.transfers:
             self._state = replace(self._state, pages=self._move(plan.transfers))
-        program = self.programs[plan.bucket]
-        self._state, output = program(self._weights, self._state, self._slots.pack(plan))
-        return InFlight(plan, output)
+        packed = self._slots.pack(plan)
+        program = self.programs[plan.bucket].step
+        self._state, output = program(self._weights, self._state, packed.step)
+        return InFlight(plan, output, packed.rows)
+
+    def sample(self, step: InFlight) -> None:
+        """Starts the sampler on what `dispatch` gave, before the next step is dispatched.
+
+        Every token that comes before those to be sampled is known by now.
+        """
+        program, state = self.programs[step.plan.bucket].sample, self._state
+        masks = self._masks(step.plan)
+        args = (state.history, state.bias, step.output.logits, step.rows, masks)
+        history, step.sampled = program(*args)
+        self._state = replace(state, history=history)
+
+    def _masks(self, plan: Plan) -> Array | np.ndarray:
+        """What each row's constraint allows next."""
+        S = plan.bucket.seqs
+        rows = [
+            (row, chunk.seq.constraint)
+            for row, chunk in enumerate(plan.chunks)
+            if chunk.samples and isinstance(chunk.seq.constraint, Constraint)
+        ]
+        if not rows:
+            return self._no_masks[S]  # on the device already
+        masks = np.zeros(self._no_masks[S].shape, np.int32)
+        fill_masks(masks, rows)
+        return masks
 
     def page_arrays(self) -> tuple[tuple[tuple[int, ...], np.dtype], ...]:
         """Shape and dtype of what each pool keeps of a page."""
@@ -150,7 +189,7 @@ class Runner:
 
     def collect(self, step: InFlight) -> StepResult:
         """Waits for a step and brings its results to the host."""
-        sampled = jax.device_get(step.output.sampled)
+        sampled = jax.device_get(step.sampled)
         self._mover.settle()
         token_ids = sampled.token_ids.tolist()[: len(step.plan.chunks)]
         logprobs: list[TokenLogprobs | None] = []

@@ -32,12 +32,13 @@ from itertools import islice
 
 from ..cache.manager import KVCache
 from ..config import SchedulerConfig
+from ..errors import StructuredOutputError
 from ..request import Sequence, SequenceDelta, Status, TokenLogprobs
 from .buckets import Buckets, Piece
 from .lives import Lives
 from .pace import Pace
 from .plan import Chunk, Plan
-from .stopping import stop_at
+from .stopping import Stop, stop_at
 
 
 class Scheduler:
@@ -350,7 +351,11 @@ class Scheduler:
             seq.in_flight -= 1
             seq.num_pending -= chunk.samples
             if seq.status is not Status.FINISHED:
-                news = self._news(chunk, token, logprob, prompt)
+                try:
+                    news = self._news(chunk, token, logprob, prompt)
+                except StructuredOutputError as error:
+                    deltas += self.lives.fail(seq.request.id, error)
+                    continue
                 if news.token_ids or news.prompt_logprobs:
                     deltas.append(news)
             if seq.status is not Status.RUNNING:
@@ -373,17 +378,44 @@ class Scheduler:
         if chunk.samples:
             if token is None:
                 raise RuntimeError(f"no token for {seq.request.id!r}, whose chunk samples one")
-            seq.tokens.append(token)
-            self.lives.waiting.charge(seq, 1)
-            delta.token_ids.append(token)
+            stop = self._append(seq, token, delta)
             if logprob is not None:
                 delta.logprobs.append(logprob)
-            if stop := stop_at(seq, self.lives.max_len[seq]):
+            elif not stop:
+                stop = self._jump(seq, delta)
+            if stop:
                 self.lives.finish(seq, *stop)
             else:
                 self.lives.admission.grown(seq)
             delta.finish_reason, delta.stop_reason = seq.finish_reason, seq.stop_reason
         return delta
+
+    def _append(self, seq: Sequence, token: int, delta: SequenceDelta) -> Stop | None:
+        """A token more, and why it is the last where it is."""
+        if seq.constraint is not None:
+            seq.constraint.accept(token)
+        seq.tokens.append(token)
+        self.lives.waiting.charge(seq, 1)
+        delta.token_ids.append(token)
+        return stop_at(seq, self.lives.max_len[seq])
+
+    def _jump(self, seq: Sequence, delta: SequenceDelta) -> Stop | None:
+        """Takes what a grammar leaves no choice of, to be computed as a prompt is.
+
+        Where a step in flight computes more of the sequence than its last token, it goes token
+        by token: the mask allows no other either.
+        """
+        constraint = seq.constraint
+        if constraint is None or not constraint.forced or seq.in_flight > 1:
+            return None
+        for chunk in (chunk for plan in self._in_flight for chunk in plan.chunks):
+            if chunk.seq is seq and chunk.samples:
+                chunk.samples = False
+                seq.num_pending -= 1
+        stop = None
+        while constraint.forced and not stop:
+            stop = self._append(seq, constraint.forced[0], delta)
+        return stop
 
     def check_balance(self) -> None:
         """Compares every account with what the sequences hold; for tests and debugging.

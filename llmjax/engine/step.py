@@ -1,10 +1,14 @@
-"""The jitted step: packed host data in, sampled tokens out, pages updated in place."""
+"""The jitted step: packed host data in, logits out, pages updated in place; then the sampler.
+
+They are two programs, as a row's mask may depend on the token before, which the host gets to see
+while the model is computing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -25,8 +29,8 @@ from ..nn.attention import PagedContext
 from ..nn.native import NativeContext
 from ..parallel.rules import KV_PAGES
 from ..request import MAX_LOGIT_BIAS
-from ..sampling import BiasTable, SampledTokens, sample
-from .batch import packed_size, unpack
+from ..sampling import BiasTable, SampledTokens, mask_words, sample
+from .batch import packed_size, rows_size, unpack, unpack_rows
 from .buckets import Bucket
 
 
@@ -50,10 +54,23 @@ class DeviceState:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StepOutput:
-    """What a step computed: a sampled token a row, and each token's final hidden state."""
+    """What the model computed: each row's logits, and each token's final hidden state."""
 
-    sampled: SampledTokens
+    logits: Float[Array, "S V"]
     hidden: Float[Array, "T D"]
+
+
+class Program(NamedTuple):
+    """The two compiled parts of a bucket's step.
+
+    Attributes:
+        step: `(weights, state, packed) -> (state, StepOutput)`; the state is donated.
+        sample: `(history, bias, logits, packed rows, masks) -> (history, SampledTokens)`; the
+            history is donated.
+    """
+
+    step: Any
+    sample: Any
 
 
 class WeightsTree(NamedTuple):
@@ -75,6 +92,7 @@ def flatten_once(state: nnx.State) -> tuple[list[Array], WeightsTree]:
 
 
 Step = Callable[[list[Array], DeviceState, Array], tuple[DeviceState, StepOutput]]
+Sampler = Callable[[Array, BiasTable, Array, Array, Array], tuple[Array, SampledTokens]]
 
 
 def make_state(
@@ -173,40 +191,45 @@ class StepPrograms:
             self._model.native,
         )
 
-    def compile(self, bucket: Bucket, num_pages: int, x: jax.ShapeDtypeStruct | None = None) -> Any:
-        """The program of a bucket: `step(weights, state, packed) -> (state, StepOutput)`.
+    def compile(
+        self, bucket: Bucket, num_pages: int, x: jax.ShapeDtypeStruct | None = None
+    ) -> Program:
+        """The program of a bucket.
 
         Args:
             x: what the last stage of several is given besides.
         """
         model, layout = self._model, self._layout
-        step = make_step(
-            model.graphdef,
-            self.tree,
-            layout,
-            bucket,
-            self._max_logprobs,
-            model.native,
-            model.mesh,
-        )
+        step = make_step(model.graphdef, self.tree, layout, bucket, model.native, model.mesh)
         packed = jax.ShapeDtypeStruct((packed_size(bucket, layout.num_groups),), jnp.int32)
         state = self.state_shapes(num_pages)
         jitted = jax.jit(step, donate_argnums=1, out_shardings=(shardings_of(state), None))
         given = () if x is None else (x,)
-        return jitted.lower(shapes_of(self.weights), state, packed, *given).compile()
+        compiled = jitted.lower(shapes_of(self.weights), state, packed, *given).compile()
+        return Program(compiled, self._compile_sampler(bucket.seqs, state))
+
+    def _compile_sampler(self, S: int, state: DeviceState) -> Any:
+        V, whole = self._model.config.vocab_size, state.history.sharding
+        logits = jax.ShapeDtypeStruct((S, V), jnp.float32, sharding=whole)
+        rows = jax.ShapeDtypeStruct((rows_size(S),), jnp.int32)
+        masks = jax.ShapeDtypeStruct((S, mask_words(V)), jnp.int32, sharding=whole)
+        out = (whole, None)
+        jitted = jax.jit(make_sampler(S, self._max_logprobs), donate_argnums=0, out_shardings=out)
+        return jitted.lower(state.history, state.bias, logits, rows, masks).compile()
 
     def temporaries(self, bucket: Bucket, num_pages: int) -> int:
         """Bytes that a step of this bucket takes beside weights and state, as XLA planned it.
 
         Kernels that allocate for themselves (the native ones) are not in it.
         """
-        return temporaries_of(self.compile(bucket, num_pages))
+        return temporaries_of(*self.compile(bucket, num_pages))
 
 
-def temporaries_of(program: Any) -> int:
-    """Bytes that a compiled step takes beside weights and state."""
-    memory = program.memory_analysis()
-    return memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+def temporaries_of(step: Any, sample: Any) -> int:
+    """Bytes that the two parts of a compiled step take beside weights and state."""
+    model, sampler = step.memory_analysis(), sample.memory_analysis()
+    results = model.output_size_in_bytes - model.alias_size_in_bytes
+    return results + max(model.temp_size_in_bytes, sampler.temp_size_in_bytes)
 
 
 def shardings_of(tree: Any) -> Any:
@@ -219,18 +242,20 @@ def shapes_of(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 
+@lru_cache(maxsize=256)
 def make_step(
     graphdef: nnx.GraphDef[Decoder],
     tree: WeightsTree,
     layout: KVLayout,
     bucket: Bucket,
-    max_logprobs: int,
     native: bool,
     mesh: Mesh | None = None,
 ) -> Step:
     """The step of one bucket, to be jitted with its state (argument 1) donated.
 
-    Where the model is the last stage of several, it takes what comes from the one before, [T, D].
+    The same one for the same arguments: JAX then knows what it has compiled, and a second
+    engine of a process starts at once. Where the model is the last stage of several, it takes
+    what comes from the one before, [T, D].
 
     Args:
         mesh: of several devices, over which weights and pages are laid out.
@@ -239,16 +264,16 @@ def make_step(
     def step(weights, state, packed, x=None):
         model = nnx.merge(graphdef, tree.unflatten(weights))
         inputs = unpack(packed, bucket, layout.num_groups)
-        batch, rows = inputs.batches[0], inputs.rows
+        batch = inputs.batches[0]
         num_slots = state.history.shape[0]
-        token_slots = rows.slot[batch.token_seqs]
+        token_slots = inputs.slots[batch.token_seqs]
         positions = inputs.positions
         remembered = state.history[token_slots, positions]
         tokens = jnp.where(inputs.tokens >= 0, inputs.tokens, remembered)
         # Rows past the end are dropped by the scatter: padding remembers nothing.
         write_slots = jnp.where(batch.is_token, token_slots, num_slots)
         history = state.history.at[write_slots, positions].set(tokens, mode="drop")
-        context_lens = jnp.maximum(rows.prompt_len[batch.token_seqs], positions + 1)
+        context_lens = jnp.maximum(inputs.prompt_lens[batch.token_seqs], positions + 1)
         step_of = (list(state.pages), inputs.batches, layout.places)
         context = NativeContext(*step_of) if native else PagedContext(*step_of, mesh)
         where = (positions, context_lens, context)
@@ -258,10 +283,24 @@ def make_step(
         logits = model.logits(hidden[last], num_rows)
         if mesh is not None:  # else sampling would talk between devices at every turn
             logits = lax.with_sharding_constraint(logits, NamedSharding(mesh, PartitionSpec()))
-        sampled = sample(logits, rows, history, state.bias, max_logprobs=max_logprobs)
-        write_slots = jnp.where(inputs.samples > 0, rows.slot, num_slots)
-        history = history.at[write_slots, rows.kv_len].set(sampled.token_ids, mode="drop")
         state = DeviceState(pages=tuple(context.pages), history=history, bias=state.bias)
-        return state, StepOutput(sampled=sampled, hidden=hidden)
+        return state, StepOutput(logits=logits, hidden=hidden)
 
     return step
+
+
+@lru_cache(maxsize=64)
+def make_sampler(S: int, max_logprobs: int) -> Sampler:
+    """The sampler of S rows, to be jitted with the history (argument 0) donated.
+
+    The same one for the same arguments, as `make_step`'s.
+    """
+
+    def sampler(history, bias, logits, packed, masks):
+        rows, samples = unpack_rows(packed, S)
+        sampled = sample(logits, rows, history, bias, masks, max_logprobs=max_logprobs)
+        write_slots = jnp.where(samples, rows.slot, history.shape[0])
+        history = history.at[write_slots, rows.kv_len].set(sampled.token_ids, mode="drop")
+        return history, sampled
+
+    return sampler

@@ -1,4 +1,4 @@
-"""Penalties and biases: what changes the logits before a token is chosen."""
+"""Penalties, biases and masks: what changes the logits before a token is chosen."""
 
 from __future__ import annotations
 
@@ -31,20 +31,32 @@ class BiasTable(NamedTuple):
     until: Int[Array, "slots B"]
 
 
+def mask_words(V: int) -> int:
+    """32-bit words of a mask over V tokens."""
+    return -(-V // 32)
+
+
 def adjust(
     logits: Float[Array, "S V"],
     rows: SamplingRows,
     history: Int[Array, "slots max_len"],
     bias: BiasTable,
+    masks: Int[Array, "S W"],
 ) -> Float[Array, "S V"]:
-    """Penalise what was said, then add the biases."""
+    """Penalise what was said, add the biases, then leave only what the masks allow."""
 
     def penalised(ids: Int[Array, " R"]) -> Float[Array, "R V"]:
         some = rows.take(ids)
         some = some._replace(kv_len=jnp.where(some.penalised, some.kv_len, 0))
         return _penalise(logits[ids], some, history)
 
-    return _add_bias(map_rows(rows.penalised, penalised, logits), rows, bias)
+    logits = _add_bias(map_rows(rows.penalised, penalised, logits), rows, bias)
+
+    def allowed(ids: Int[Array, " R"]) -> Float[Array, "R V"]:
+        bits = (masks[ids][:, :, None] >> jnp.arange(32)) & 1
+        return jnp.where(bits.reshape(len(ids), -1)[:, : logits.shape[1]], logits[ids], -jnp.inf)
+
+    return map_rows(rows.masked, allowed, logits)
 
 
 def _penalise(

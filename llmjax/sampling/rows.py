@@ -13,8 +13,8 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 class SamplingRows(NamedTuple):
     """Parameters of each row of logits, in the order of the rows.
 
-    A row of padding has temperature 0, neutral penalties, `num_bias` 0 and
-    `num_logprobs` -1; then it costs nothing.
+    A row of padding has temperature 0, neutral penalties, `num_bias` 0, `num_logprobs` -1
+    and no mask; then it costs nothing.
 
     Attributes:
         temperature: float32; 0 is greedy.
@@ -32,6 +32,7 @@ class SamplingRows(NamedTuple):
         num_bias: int32, valid entries of the row in the bias table.
         num_logprobs: int32, most likely tokens to report beside the chosen one; -1
             reports nothing.
+        masked: bool; the row's token is one of those that its mask allows.
     """
 
     temperature: Float[Array, " S"]
@@ -48,6 +49,7 @@ class SamplingRows(NamedTuple):
     slot: Int[Array, " S"]
     num_bias: Int[Array, " S"]
     num_logprobs: Int[Array, " S"]
+    masked: Bool[Array, " S"]
 
     @property
     def random(self) -> Bool[Array, " S"]:

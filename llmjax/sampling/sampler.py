@@ -50,6 +50,7 @@ def sample(
     rows: SamplingRows,
     history: Int[Array, "slots max_len"],
     bias: BiasTable,
+    masks: Int[Array, "S W"],
     *,
     max_logprobs: int,
 ) -> SampledTokens:
@@ -57,7 +58,7 @@ def sample(
 
     The order is vLLM's: log-probabilities are of the logits as they come; then repetition
     penalty (over prompt and output), frequency and presence penalty (over the output),
-    biases; then greedy rows take the greatest (the lowest id among equals), others divide
+    biases, masks; then greedy rows take the greatest (the lowest id among equals), others divide
     by temperature, truncate by min_p, top_k and top_p (see `truncation`) and draw.
 
     A token of logit -inf is never chosen but in a row of nothing else, which gives id 0.
@@ -66,13 +67,14 @@ def sample(
     Args:
         logits: float32.
         history: int32 token ids by slot and position.
+        masks: int32; bit i % 32 of word i // 32 allows token i, in the rows that are `masked`.
         max_logprobs: most likely tokens to return where any row asks for some (static).
     """
-    plain = ~jnp.any(rows.random | rows.penalised | (rows.num_bias > 0))
+    plain = ~jnp.any(rows.random | rows.penalised | rows.masked | (rows.num_bias > 0))
     token_ids = lax.cond(
         plain,
         lambda: blocks.argmax(logits, blocks.block_maxima(logits)),
-        lambda: _choose(adjust(logits, rows, history, bias), rows),
+        lambda: _choose(adjust(logits, rows, history, bias, masks), rows),
     )
     empty = jnp.zeros(token_ids.shape, jnp.float32)
     top = jnp.zeros((*token_ids.shape, max_logprobs), jnp.float32)

@@ -53,13 +53,35 @@ def prompt_logprob(state: int, token: int) -> TokenLogprobs:
     return TokenLogprobs(token, -float(state % 97), 1, (), ())
 
 
+class Forcing:
+    """A grammar that allows all, and leaves no choice behind some tokens."""
+
+    def __init__(self):
+        self.forced, self.is_complete = [], False
+
+    def start(self):
+        return Forcing()
+
+    def accept(self, token):
+        assert not self.forced or token == self.forced[0]
+        self.forced = self.forced[1:] or self.behind(token)
+
+    @staticmethod
+    def behind(token):
+        return [(token * k + 3) % VOCAB for k in range(1, token % 4)] if token % 3 == 2 else []
+
+
 def alone(seq: Sequence, max_len: int) -> tuple[list[int], FinishReason]:
     """The output tokens of a sequence that nobody disturbs, and why it ends."""
     params, state, output = seq.request.params, 7, []
+    forcing = seq.constraint and Forcing()
     for token in seq.request.prompt_token_ids:
         state = mix(state, token)
     while True:
         token = next_token(state, seq.seed)
+        if forcing:
+            token = forcing.forced[0] if forcing.forced else token
+            forcing.accept(token)
         output.append(token)
         state = mix(state, token)
         if len(output) > params.min_tokens:
@@ -268,7 +290,13 @@ class Harness:
             self.buckets.mark_ready(bucket)
 
     def add(
-        self, prompt: list[int], *, id: str | None = None, options: dict | None = None, **params
+        self,
+        prompt: list[int],
+        *,
+        id: str | None = None,
+        options: dict | None = None,
+        forces: bool = False,
+        **params,
     ) -> list[Sequence]:
         """Adds the sequences of one request; raises what the scheduler raises for the first."""
         request = Request(
@@ -282,6 +310,7 @@ class Harness:
         added = []
         for index in range(request.params.n):
             seq = Sequence(request, index, index, list(prompt))
+            seq.constraint = Forcing() if forces else None
             self.scheduler.add(seq)
             key = (request.id, index)
             self.sequences[key] = seq
@@ -388,6 +417,8 @@ class Harness:
         limit = self.beside_decodes if decodes else config.max_num_batched_tokens
         if used == min(limit, config.max_num_batched_tokens - len(decodes)):
             return
+        if not {chunk.seq for chunk in plan.chunks}.issuperset(decodes):
+            return  # a decode had its place, and then no page
         for chunk in prompts:
             if chunk in plan.admitted and self.can_hit(chunk.seq):
                 continue  # others admitted with it may have taken what it would have copied

@@ -94,6 +94,7 @@ class Loads(RuleBasedStateMachine):
         stops=st.booleans(),
         ignore_eos=st.booleans(),
         logprobs=st.sampled_from([None, 0]),
+        forces=st.booleans(),
     )
     def arrive(
         self,
@@ -108,6 +109,7 @@ class Loads(RuleBasedStateMachine):
         stops,
         ignore_eos,
         logprobs,
+        forces,
     ):
         prompt = (self.beginning(data) + prompt)[:24]
         self.prompts.append(prompt)
@@ -126,6 +128,7 @@ class Loads(RuleBasedStateMachine):
                 stop_token_ids=[STOP] if stops else None,
                 ignore_eos=ignore_eos,
                 prompt_logprobs=logprobs,
+                forces=forces and self.h.depth < 3,  # there masks would have to hold tokens off
             )
         except InvalidRequestError:
             room = self.h.scheduler.max_model_len

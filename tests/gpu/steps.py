@@ -81,7 +81,7 @@ def compile_step(
     format = KV_FORMATS["bfloat16"]
     sizes = (layout, NUM_PAGES, SLOTS, CONFIG.max_position)
     state = jax.eval_shape(partial(make_state, CONFIG, *sizes, format, False))
-    step = make_step(graphdef, tree, layout, bucket, 20, False)
+    step = make_step(graphdef, tree, layout, bucket, False)
     packed = jax.ShapeDtypeStruct((packed_size(bucket, layout.num_groups),), jnp.int32)
     compiled = compile_for(target, mesh, step, weights, state, packed, donate=donate)
     return measure(compiled, state)

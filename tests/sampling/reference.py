@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from llmjax.sampling import SamplingRows
+from llmjax.sampling import SamplingRows, mask_words
 from llmjax.sampling.truncation import MAX_GAP
 
 NEUTRAL = {
@@ -18,6 +18,7 @@ NEUTRAL = {
     "kv_len": 0,
     "num_bias": 0,
     "num_logprobs": -1,
+    "masked": False,
 }
 
 
@@ -25,13 +26,26 @@ def make_rows(S, *, seed=None, slot=None, **params):
     """SamplingRows of S rows; each parameter is a number or S numbers."""
     fields = {}
     for name, neutral in NEUTRAL.items():
-        dtype = np.float32 if isinstance(neutral, float) else np.int32
+        dtype = np.float32 if isinstance(neutral, float) else type(neutral)
+        dtype = np.int32 if dtype is int else dtype
         fields[name] = np.broadcast_to(np.asarray(params.pop(name, neutral), dtype), (S,))
     assert not params, params
     words = np.zeros((S, 2), np.uint32)
     words[:, 1] = 0 if seed is None else seed
     slots = np.arange(S, dtype=np.int32) if slot is None else np.asarray(slot, np.int32)
     return SamplingRows(seed=words, slot=slots, **fields)
+
+
+def no_masks(logits):
+    return np.zeros((len(logits), mask_words(logits.shape[1])), np.int32)
+
+
+def as_masks(allowed):
+    """Bits of bool [S, V]."""
+    S, V = allowed.shape
+    padded = np.zeros((S, 32 * mask_words(V)), bool)
+    padded[:, :V] = allowed
+    return np.packbits(padded, axis=1, bitorder="little").view(np.int32)
 
 
 def penalise(logits, prompt, output, repetition, presence, frequency):

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import make_rows, penalise
+from reference import as_masks, make_rows, no_masks, penalise
 
 from llmjax.sampling import BiasTable
 from llmjax.sampling.adjust import adjust
@@ -11,7 +11,11 @@ from llmjax.sampling.rows import at_once
 
 FOREVER = 2**31 - 1
 SLOTS, MAX_LEN, B = 6, 40, 40
-run = jax.jit(adjust)
+jitted = jax.jit(adjust)
+
+
+def run(logits, rows, history, bias, masks=None):
+    return jitted(logits, rows, history, bias, no_masks(logits) if masks is None else masks)
 
 
 def empty_table():
@@ -76,10 +80,18 @@ def test_all_rows_at_once_gives_the_same(monkeypatch):
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(4, 30)).astype(np.float32)
     history = rng.integers(0, 30, (SLOTS, MAX_LEN)).astype(np.int32)
-    rows = make_rows(4, repetition_penalty=[1, 2, 1, 3], prompt_len=5, kv_len=[9, 30, 40, 2])
-    one_by_one = run(logits, rows, history, empty_table())
+    rows = make_rows(
+        4,
+        repetition_penalty=[1, 2, 1, 3],
+        prompt_len=5,
+        kv_len=[9, 30, 40, 2],
+        masked=[False, True, True, False],
+    )
+    masks = as_masks(rng.random((4, 30)) < 0.5)
+    one_by_one = run(logits, rows, history, empty_table(), masks)
     monkeypatch.setattr("llmjax.sampling.adjust.map_rows", at_once)
-    together = jax.jit(lambda *args: adjust(*args))(logits, rows, history, empty_table())
+    args = (logits, rows, history, empty_table(), masks)
+    together = jax.jit(lambda *args: adjust(*args))(*args)
     np.testing.assert_array_equal(together, one_by_one)
 
 
@@ -123,3 +135,15 @@ def test_ids_outside_the_vocabulary_are_ignored():
     rows = make_rows(1, num_bias=3, repetition_penalty=2.0, prompt_len=2, kv_len=4)
     got = run(logits, rows, history, table)
     np.testing.assert_array_equal(got[0], [1, 1, 0.5, 1, 1, 1, 1, 1])
+
+
+def test_masks_leave_what_they_allow():
+    rng = np.random.default_rng(1)
+    logits = rng.normal(size=(4, 70)).astype(np.float32)
+    allowed = rng.random((4, 70)) < 0.3
+    allowed[3, [31, 32, 63, 64, 69]] = True  # where words begin and end
+    rows = make_rows(4, masked=[True, False, True, True])
+    got = run(logits, rows, no_history(), empty_table(), as_masks(allowed))
+    want = np.where(allowed, logits, -np.inf)
+    want[1] = logits[1]
+    np.testing.assert_array_equal(got, want)

@@ -1,7 +1,14 @@
 import jax
 import numpy as np
 import pytest
-from reference import chi_square_is_plausible, distribution, log_softmax, make_rows
+from reference import (
+    as_masks,
+    chi_square_is_plausible,
+    distribution,
+    log_softmax,
+    make_rows,
+    no_masks,
+)
 
 from llmjax.sampling import BiasTable, SamplingRows, sample
 from llmjax.sampling.rows import at_once
@@ -19,7 +26,8 @@ def table(slots, B=4):
 def choose(logits, rows, history=None, bias=None):
     S = len(logits)
     history = np.zeros((S, 40), np.int32) if history is None else history
-    return run(logits, rows, history, table(S) if bias is None else bias, max_logprobs=6)
+    bias = table(S) if bias is None else bias
+    return run(logits, rows, history, bias, no_masks(logits), max_logprobs=6)
 
 
 def widen(logits, S=5, V=257):
@@ -61,6 +69,21 @@ def test_tokens_are_drawn_from_the_exact_distribution(params):
     assert chi_square_is_plausible(np.bincount(ids, minlength=V), expected)
 
 
+@pytest.mark.parametrize("params", [{}, {"top_k": 5}, {"top_p": 0.8}])
+def test_masked_rows_draw_from_what_is_allowed(params):
+    V, draws = 257, 20_000
+    logits = model_like(1, V, seed=5)
+    allowed = np.random.default_rng(2).random((1, V)) < 0.1
+    rows = make_rows(
+        draws, seed=7, position=np.arange(draws), temperature=1.2, masked=True, **params
+    )
+    masks = np.tile(as_masks(allowed), (draws, 1))
+    batch = (np.tile(logits, (draws, 1)), rows, np.zeros((draws, 40), np.int32), table(draws))
+    ids = np.asarray(run(*batch, masks, max_logprobs=6).token_ids)
+    expected = distribution(np.where(allowed, logits, -np.inf)[0], 1.2, **params)
+    assert chi_square_is_plausible(np.bincount(ids, minlength=V), expected)
+
+
 def test_seeds_are_as_good_as_positions():
     V, draws = 257, 20_000
     logits = model_like(1, V, seed=4)
@@ -90,6 +113,7 @@ def mixed_batch(S, V):
         slot=rng.permutation(S),
         num_bias=pick(0, 0, 4),
         num_logprobs=pick(-1, 0, 5),
+        masked=pick(False, True),
     )
     history = rng.integers(0, V, (S, 40)).astype(np.int32)
     bias = BiasTable(
@@ -97,21 +121,23 @@ def mixed_batch(S, V):
         rng.choice([-np.inf, 8, -2], (S, 4)).astype(np.float32),
         np.full((S, 4), 2**31 - 1, np.int32),
     )
-    return model_like(S, V), rows, history, bias
+    masks = as_masks(rng.random((S, V)) < 0.2)
+    return model_like(S, V), rows, history, bias, masks
 
 
 @pytest.mark.parametrize("size", (1, 5))
 def test_a_row_gives_the_same_token_in_any_batch(size):
     S = 48
-    logits, rows, history, bias = mixed_batch(S, 257)
-    crowd = run(logits, rows, history, bias, max_logprobs=6)
+    logits, rows, history, bias, masks = mixed_batch(S, 257)
+    crowd = run(logits, rows, history, bias, masks, max_logprobs=6)
     for trial in range(60 // size):
         some = np.random.default_rng(trial).choice(S, size, replace=False)
         some_slots = rows.slot[some]
         some_rows = SamplingRows(*(field[some] for field in rows))
         some_rows = some_rows._replace(slot=np.arange(size, dtype=np.int32))
         some_bias = BiasTable(*(field[some_slots] for field in bias))
-        alone = run(logits[some], some_rows, history[some_slots], some_bias, max_logprobs=6)
+        some_args = (logits[some], some_rows, history[some_slots], some_bias, masks[some])
+        alone = run(*some_args, max_logprobs=6)
         np.testing.assert_array_equal(alone.token_ids, crowd.token_ids[some])
         asks = rows.num_logprobs[some] >= 0
         np.testing.assert_array_equal(alone.logprob[asks], crowd.logprob[some][asks])
@@ -160,9 +186,9 @@ def test_greedy_obeys_penalties_bias_and_bans():
 
 
 def test_logprobs_are_of_the_raw_logits():
-    logits, rows, history, bias = mixed_batch(48, 257)
+    logits, rows, history, bias, masks = mixed_batch(48, 257)
     rows = rows._replace(num_logprobs=np.full(48, 2, np.int32))
-    got = run(logits, rows, history, bias, max_logprobs=6)
+    got = run(logits, rows, history, bias, masks, max_logprobs=6)
     want = log_softmax(logits)
     ids = np.asarray(got.token_ids)
     np.testing.assert_allclose(got.logprob, want[np.arange(48), ids], rtol=1e-5, atol=1e-5)

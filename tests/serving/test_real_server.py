@@ -164,6 +164,11 @@ def test_a_stop_string_ends_the_text_before_it(server):
         {"prompt": "a", "prompt_logprobs": "x"},
         {"prompt": "a", "response_format": {"type": "structural_tag", "format": None}},
         {"prompt": "a", "response_format": {"type": "json_schema"}},
+        {"prompt": "a", "structured_outputs": {"regex": "("}},
+        {"prompt": "a", "structured_outputs": {"regex": "["}},
+        {"prompt": "a", "structured_outputs": {"regex": "(a{1,9999}){1,9999}"}},
+        {"prompt": "a", "structured_outputs": {"grammar": 'start: "a"\nstart: "b"'}},
+        {"prompt": "a", "structured_outputs": {"json": {"$ref": "#"}}},
         {"prompt": list(range(3, 260))},
         {"prompt": "a", "max_tokens": 256},
     ],
@@ -174,6 +179,25 @@ def test_bad_requests_are_400(server, body, stream):
     assert status == 400
     assert answer["error"]["type"] == "invalid_request_error"
     assert answer["error"]["message"]
+
+
+def test_structured_outputs(server):
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}, "n": {"type": "integer", "maximum": 99}},
+        "required": ["ok", "n"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    body = {"messages": [{"role": "user", "content": "Well?"}], "response_format": form}
+    status, answer = server.call("/v1/chat/completions", {**body, "temperature": 1, "seed": 2})
+    assert status == 200, answer
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    found = json.loads(answer["choices"][0]["message"]["content"])
+    assert isinstance(found["ok"], bool) and found["n"] <= 99
+    asked = {"prompt": "a", "structured_outputs": {"choice": ["left", "right"]}, "logprobs": 3}
+    status, answer = server.call("/v1/completions", {**asked, "max_tokens": 20})
+    assert status == 200 and answer["choices"][0]["text"] in ("left", "right")
 
 
 def test_a_client_that_leaves_frees_its_pages(server):

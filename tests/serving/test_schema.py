@@ -86,7 +86,15 @@ BAD_SAMPLING = [
     ("model", 1),
     ("response_format", {"type": "json_schema"}),
     ("response_format", {"type": "structural_tag", "format": None}),
-    ("structured_outputs", {"regex": "("}),
+    ("response_format", {"type": "json_schema", "json_schema": {"name": "x"}}),
+    ("response_format", {"type": "json_schema", "json_schema": {"schema": []}}),
+    ("response_format", {"type": ["text"]}),
+    ("response_format", {"type": "json_object", "schema": {}}),
+    ("structured_outputs", {}),
+    ("structured_outputs", {"regex": 5}),
+    ("structured_outputs", {"regex": "a", "json": {}}),
+    ("structured_outputs", {"choice": []}),
+    ("structured_outputs", {"ragex": "a"}),
     ("truncate_prompt_tokens", 5),
     ("length_penalty", 2),
     ("service_tier", "flex"),
@@ -346,3 +354,32 @@ def test_detokenize_refuses(tokens):
     with pytest.raises(InvalidRequestError) as caught:
         parse_detokenize({"tokens": tokens}, LIMITS)
     assert caught.value.param == "tokens"
+
+
+@pytest.mark.parametrize("parse", [completion, chat])
+@pytest.mark.parametrize(
+    ("field", "value", "kind", "wanted"),
+    [
+        ("response_format", {"type": "json_object"}, "json_object", True),
+        (
+            "response_format",
+            {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": {}}},
+            "json",
+            "{}",
+        ),
+        ("structured_outputs", {"json": {"type": "null"}}, "json", '{"type": "null"}'),
+        ("structured_outputs", {"regex": "a+"}, "regex", "a+"),
+        ("structured_outputs", {"choice": ["a", "b"]}, "choice", ("a", "b")),
+        ("structured_outputs", {"grammar": "start: A"}, "grammar", "start: A"),
+    ],
+)
+def test_what_an_output_must_be(parse, field, value, kind, wanted):
+    asked = parse(**{field: value}).params.structured_outputs
+    assert (asked.kind, asked.value) == (kind, wanted)
+    assert asked.label.startswith(field)
+
+
+@pytest.mark.parametrize("parse", [completion, chat])
+def test_an_output_must_be_one_thing(parse):
+    with pytest.raises(InvalidRequestError, match="exclude each other"):
+        parse(response_format={"type": "json_object"}, structured_outputs={"regex": "a"})

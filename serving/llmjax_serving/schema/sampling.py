@@ -10,6 +10,7 @@ from llmjax.beam_search import BeamSearchParams
 from llmjax.errors import InvalidRequestError
 from llmjax.request import RequestOptions, SamplingParams
 
+from . import structured
 from .fields import (
     Field,
     Parse,
@@ -103,6 +104,7 @@ OPTIONS: dict[str, Field] = {
 
 COMMON: dict[str, Field] = {
     **OPTIONS,
+    **structured.FIELDS,
     "model": Field(text),
     "stream": Field(boolean, False),
     "stream_options": Field(stream_options),
@@ -123,10 +125,8 @@ NO_OPS: dict[str, Parse] = {
     "bad_words": only([]),
     "kv_transfer_params": only(),
     "logits_processors": only([]),
-    "response_format": only({"type": "text"}),
     "return_tokens_as_token_ids": only(False),
     "spaces_between_special_tokens": only(True),
-    "structured_outputs": only(),
     "truncate_prompt_tokens": only(),
 }
 """Fields that completions and chat accept where their value asks for nothing."""
@@ -167,9 +167,10 @@ def beam_params(values: Mapping[str, Any], limits: Limits) -> BeamSearchParams |
         raise InvalidRequestError("a beam search cannot be streamed", param="stream")
     if values["temperature"] not in (None, 0, 1):
         raise refuse("temperature", values["temperature"], "none in a beam search")
-    for name in (SAMPLING.keys() | {"logprobs", "top_logprobs", "echo"}) - BEAM_FIELDS:
+    others = {"logprobs", "top_logprobs", "echo", *structured.FIELDS}
+    for name in (SAMPLING.keys() | others) - BEAM_FIELDS:
         if values.get(name):
-            raise refuse(name, values[name], "none in a beam search")
+            raise InvalidRequestError(f"{name}: allowed is none in a beam search", param=name)
     width, most = values["n"] or 1, limits.max_logprobs // 2
     if width > most:
         raise refuse("n", width, f"up to {most} beams (half of the server's --max-logprobs)")
@@ -201,7 +202,12 @@ def sampling_params(
     for field in ("logit_bias", "stop_token_ids"):
         token_ids(values[field] or (), limits, field)
     given = {name: values[name] for name in SAMPLING if values[name] is not None}
-    return SamplingParams(**{**limits.defaults, **given}, max_tokens=max_tokens, logprobs=logprobs)
+    return SamplingParams(
+        **{**limits.defaults, **given},
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        structured_outputs=structured.wanted(values),
+    )
 
 
 def request_options(values: Mapping[str, Any]) -> RequestOptions:

@@ -1,0 +1,193 @@
+"""From what a request asks for to a grammar that its sequences follow.
+
+Grammars are compiled in threads of their own: however long one takes, the others' tokens go on.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from llguidance import (
+    LLMatcher,
+    LLParserLimits,
+    LLTokenizer,
+    StructTag,
+    TokenizerWrapper,
+    grammar_from,
+    regex_to_lark,
+)
+
+from ..errors import InvalidRequestError
+from ..request import StructuredOutputs
+from ..tokenizer import Tokenizer
+from .constraint import Constraint
+from .limits import check_choice, check_regex, check_schema, check_source, refuse
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+WHITESPACE = r"[\x20\x0A\x0D\x09]{0,8}"
+"""Between the tokens of JSON: no model fills its answer with nothing."""
+_REMEMBERED = 256
+"""Compiled grammars."""
+_LIMITS = LLParserLimits(initial_lexer_fuel=2_000_000, verbose_errors=False)
+
+
+class Grammar:
+    """A compiled grammar; its sequences start at its beginning."""
+
+    def __init__(self, matcher: LLMatcher):
+        self._matcher = matcher
+
+    def start(self) -> Constraint:
+        return Constraint(self._matcher.deep_copy())
+
+
+class GrammarCompiler:
+    """Compiles what requests ask for, and remembers it. Any thread may use it.
+
+    Args:
+        vocab_size: of the model, whose logits the masks are for.
+        num_threads: that compile at once.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, num_threads: int = 2):
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._pool = ThreadPoolExecutor(num_threads, "llmjax-grammar")
+        self._lock = threading.Lock()
+        self._known: OrderedDict[StructuredOutputs, Future[Grammar]] = OrderedDict()
+
+    def compile(self, wanted: StructuredOutputs) -> Future[Grammar]:
+        """The grammar, some time later.
+
+        The future raises `InvalidRequestError` where there is no such grammar.
+        """
+        with self._lock:
+            future = self._known.get(wanted)
+            # An error that is raised again and again gathers tracebacks: it is found anew.
+            if future is None or (future.done() and future.exception() is not None):
+                future = self._known[wanted] = self._pool.submit(self._compile, wanted)
+            self._known.move_to_end(wanted)
+            if len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+            return future
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _compile(self, wanted: StructuredOutputs) -> Grammar:
+        label = wanted.label
+        source = _SOURCES[wanted.kind](wanted.value, wanted, label)
+        matcher = LLMatcher(self._vocabulary, source, limits=_LIMITS, log_level=0)
+        if matcher.is_error():
+            raise refuse(label, matcher.get_error().strip())
+        return Grammar(matcher)
+
+    @cached_property
+    def _vocabulary(self) -> LLTokenizer:
+        eos = sorted(self._tokenizer.eos_token_ids)
+        if not eos:
+            raise InvalidRequestError(
+                "structured_outputs: the model has no end-of-sequence token, by which they end",
+                param="structured_outputs",
+            )
+        wrapped = TokenizerWrapper(_Vocabulary(self._tokenizer, self._vocab_size, eos[0]))
+        return LLTokenizer(wrapped, n_vocab=self._vocab_size, eos_token=eos)
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance takes one."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_id: int):
+        self.eos_token_id, self.bos_token_id = eos_token_id, tokenizer.bos_token_id
+        self.tokens = [tokenizer.token_bytes(i) for i in range(vocab_size)]
+        self.special_token_ids = sorted(i for i in tokenizer.special_ids if i < vocab_size)
+        self._backend = tokenizer.backend
+
+    def __call__(self, text: str) -> list[int]:
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+
+def _from_json(value: Any, wanted: StructuredOutputs, label: str) -> str:
+    if isinstance(value, str):
+        check_source(value, label)
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise refuse(label, f"it is no JSON: {error}") from error
+    if not isinstance(value, dict | bool):
+        raise refuse(label, "a JSON schema is an object")
+    check_schema(value, label)
+    if wanted.disable_any_whitespace:
+        options: JsonCompileOptions = {"whitespace_flexible": False}
+    else:
+        pattern = wanted.whitespace_pattern or WHITESPACE
+        check_regex(pattern, "whitespace_pattern")
+        options = {"whitespace_pattern": pattern}
+    return LLMatcher.grammar_from_json_schema(json.dumps(value), overrides=options)
+
+
+def _from_json_object(value: Any, wanted: StructuredOutputs, label: str) -> str:
+    return _from_json({"type": "object"}, wanted, label)
+
+
+def _from_regex(value: Any, wanted: StructuredOutputs, label: str) -> str:
+    check_regex(value, label)
+    # \d, \w and \s are ASCII, as in JSON schemas and in what people mean.
+    return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(value, 'dws')}/")
+
+
+def _from_choice(value: Any, wanted: StructuredOutputs, label: str) -> str:
+    check_choice(value, label)
+    return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, value)))
+
+
+def _from_grammar(value: Any, wanted: StructuredOutputs, label: str) -> str:
+    check_source(value, label)
+    if "::=" in value:
+        try:
+            return grammar_from("gbnf", value)
+        except ValueError as error:
+            raise refuse(label, f"it is no GBNF or EBNF: {error}") from error
+    return LLMatcher.grammar_from_lark(value)
+
+
+def _from_structural_tag(value: Any, wanted: StructuredOutputs, label: str) -> str:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise refuse(label, f"it is no JSON: {error}") from error
+    structures = value.get("structures") if isinstance(value, dict) else None
+    triggers = value.get("triggers") if isinstance(value, dict) else None
+    if not (isinstance(structures, list) and isinstance(triggers, list) and structures):
+        raise refuse(label, "allowed: an object with `structures` and `triggers`, two lists")
+    tags = []
+    for one in structures:
+        keys = ("begin", "end", "schema")
+        if not isinstance(one, dict) or set(one) != set(keys) or not isinstance(one["begin"], str):
+            raise refuse(label, f"a structure has the keys {', '.join(keys)}")
+        trigger = next((t for t in triggers if t and one["begin"].startswith(t)), None)
+        if trigger is None:
+            raise refuse(label, f"no trigger begins {one['begin']!r}")
+        check_schema(one["schema"], label)
+        tags.append(
+            StructTag(trigger=trigger, begin=one["begin"], grammar=one["schema"], end=one["end"])
+        )
+    return StructTag.to_grammar(tags, assume_special=False)
+
+
+_SOURCES: dict[str, Callable[[Any, StructuredOutputs, str], str]] = {
+    "json": _from_json,
+    "json_object": _from_json_object,
+    "regex": _from_regex,
+    "choice": _from_choice,
+    "grammar": _from_grammar,
+    "structural_tag": _from_structural_tag,
+}

@@ -1,0 +1,182 @@
+"""A model that talks nonsense says what it is told to, by schema, regex and grammar."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import jsonschema
+import pytest
+
+from llmjax import LLM, SamplingParams, StructuredOutputs
+from llmjax.errors import InvalidRequestError
+
+from .said import assert_idle
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+CASES = {
+    "json": StructuredOutputs(json=PERSON),
+    "json as text": StructuredOutputs(json=json.dumps(PERSON), disable_any_whitespace=True),
+    "regex": StructuredOutputs(regex=r"\d{3}-[a-f]{2}(x|yy)"),
+    "choice": StructuredOutputs(choice=["yes", "no", 'a "quoted" one']),
+    "lark": StructuredOutputs(grammar='start: "1" ("+" "1"){0,3} "."'),
+    "gbnf": StructuredOutputs(grammar='root ::= "go " ("left" | "right")'),
+}
+SIZES = {
+    "block_size": 4,
+    "max_num_seqs": 8,
+    "token_buckets": (32,),
+    "seq_buckets": (8,),
+    "prefill_chunk_size": 16,
+    "max_model_len": 256,
+    "num_gpu_blocks_override": 600,
+    "background": False,
+}
+PROMPT = list(range(60, 90))
+
+
+def is_right(name: str, text: str) -> bool:
+    if name.startswith("json"):
+        jsonschema.validate(json.loads(text), PERSON)
+        return not re.search(r"\s{9}", text) and (name == "json" or not re.search(r"\s", text))
+    patterns = {
+        "regex": r"[0-9]{3}-[a-f]{2}(x|yy)",
+        "choice": r'yes|no|a "quoted" one',
+        "lark": r"1(\+1){0,3}\.",
+        "gbnf": r"go (left|right)",
+    }
+    return re.fullmatch(patterns[name], text) is not None
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_model):
+    with LLM(str(tiny_model), **SIZES) as llm:
+        yield llm
+
+
+def params(name: str, **options) -> SamplingParams:
+    options = {"temperature": 1.0, "max_tokens": 200, "seed": 1, **options}
+    return SamplingParams(structured_outputs=CASES[name], **options)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("temperature", [0, 2.0])
+def test_outputs_are_what_they_must_be(llm, name, temperature):
+    given = params(name, temperature=temperature, n=3 if temperature else 1)
+    for choice in llm.generate(PROMPT, given)[0].outputs:
+        assert choice.finish_reason == "stop", choice.text
+        assert is_right(name, choice.text), choice.text
+    assert_idle(llm)
+
+
+def test_whoever_else_is_there(llm, tiny_model):
+    """Alone, in a crowd, chunked, and preempted in a small pool: the same tokens."""
+    given = [params(name, n=2, seed=5) for name in CASES] + [
+        SamplingParams(temperature=1.0, seed=9, max_tokens=40, ignore_eos=True)
+    ] * 3
+    alone = [llm.generate(PROMPT, one)[0] for one in given]
+    small = {"num_gpu_blocks_override": 64, "forecast_margin": None, "prefill_chunk_size": 8}
+    with LLM(str(tiny_model), **{**SIZES, **small}) as cramped:
+        crowd = cramped.generate([PROMPT] * len(given), given)
+        assert cramped.engine.scheduler.num_preemptions > 0
+        assert_idle(cramped)
+    for one, other in zip(alone, crowd, strict=True):
+        assert [c.token_ids for c in one.outputs] == [c.token_ids for c in other.outputs]
+        assert [c.text for c in one.outputs] == [c.text for c in other.outputs]
+
+
+def test_streams_stops_logprobs_and_limits(llm):
+    whole = llm.generate(PROMPT, params("json"))[0].outputs[0]
+    parts = [output.outputs[0] for output in llm.stream(PROMPT, params("json", logprobs=2))]
+    assert "".join(part.text for part in parts) == whole.text
+    assert sum(len(part.logprobs) for part in parts) == len(whole.token_ids)
+    assert [p.finish_reason for p in parts] == [None] * (len(parts) - 1) + ["stop"]
+    cut = llm.generate(PROMPT, params("json", stop=['"age"']))[0].outputs[0]
+    assert cut.text == whole.text.split('"age"')[0] and cut.stop_reason == '"age"'
+    short = llm.generate(PROMPT, params("json", max_tokens=5))[0].outputs[0]
+    assert short.finish_reason == "length" and len(short.token_ids) == 5
+    # End-of-sequence tokens have no say where the grammar has ended.
+    for options in ({"ignore_eos": True}, {"min_tokens": 100}):
+        text = llm.generate(PROMPT, params("regex", **options))[0].outputs[0].text
+        assert is_right("regex", text)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"regex": "("}, "regex: .*unclosed group"),
+        ({"regex": "["}, "regex: .*unclosed character class"),
+        ({"regex": "(?=a)b"}, "regex: .*look-around"),
+        ({"grammar": 'start: "a"\nstart: "b"'}, "grammar: .*duplicate rule"),
+        ({"grammar": "start: nowhere"}, "grammar: .*nowhere"),
+        ({"grammar": "root ::= ("}, "grammar: it is no GBNF"),
+        ({"json": "{"}, "json: it is no JSON"),
+        ({"json": "3"}, "json: a JSON schema is an object"),
+        ({"json": {"type": "nothing"}}, "json: "),
+        ({"json": {"$ref": "#/nowhere"}}, "json: "),
+        ({"structural_tag": {"structures": []}}, "structural_tag: "),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_nothing_else_is_hurt(llm, wanted, message):
+    wrong = SamplingParams(structured_outputs=StructuredOutputs(**wanted))
+    for _ in range(2):  # what failed once is not taken for compiled
+        with pytest.raises(InvalidRequestError, match=f"(?s){message}"):
+            llm.generate(PROMPT, wrong)
+    assert is_right("choice", llm.generate(PROMPT, params("choice"))[0].outputs[0].text)
+    assert_idle(llm)
+
+
+@pytest.mark.parametrize(
+    "wanted", [{}, {"json": {}, "regex": "a"}, {"choice": []}, {"choice": [""]}, {"regex": 5}]
+)
+def test_exactly_one_kind_is_asked_for(wanted):
+    with pytest.raises(InvalidRequestError, match="allowed"):
+        StructuredOutputs(**wanted)
+
+
+def test_a_bias_cannot_lead_out_of_a_grammar(llm):
+    banned = {token: -100.0 for token in range(3, 300) if token < 259}
+    stuck = params("choice", temperature=0, logit_bias=banned)
+    assert is_right("choice", llm.generate(PROMPT, stuck)[0].outputs[0].text)
+
+
+def test_tags_within_free_text(llm):
+    tag = {
+        "structures": [{"begin": "<f>", "schema": {"type": "integer"}, "end": "</f>"}],
+        "triggers": ["<f"],
+    }
+    wanted = StructuredOutputs(structural_tag=tag)
+    prompt = llm.tokenizer.encode("<f>1</f> <f>22</f> ")
+    favour = dict.fromkeys(llm.tokenizer.encode("<f"), 100.0)
+    given = SamplingParams(
+        structured_outputs=wanted, temperature=1.0, seed=3, max_tokens=60, logit_bias=favour
+    )
+    text = llm.generate(prompt, given)[0].outputs[0].text
+    begun = re.findall(r"<f>(.{0,8})", text)
+    assert begun and all(re.match(r"-?[0-9]", rest) for rest in begun if rest)
+
+
+def test_what_is_forced_takes_no_steps_and_changes_no_token(llm):
+    words = "the only thing that may be said here is this one long sentence, and then"
+    wanted = StructuredOutputs(regex=f"[ab]{words} (yes|no)")
+    said = {}
+    for logprobs in (None, 1):
+        before = llm.engine.num_steps
+        given = SamplingParams(
+            structured_outputs=wanted, temperature=1.0, seed=4, max_tokens=200, logprobs=logprobs
+        )
+        (choice,) = llm.generate(PROMPT, given)[0].outputs
+        assert re.fullmatch(f"[ab]{words} (yes|no)", choice.text)
+        said[logprobs] = choice.token_ids, llm.engine.num_steps - before
+    assert said[None][0] == said[1][0]
+    assert said[None][1] < 12 and said[1][1] >= len(words)
+    assert_idle(llm)
