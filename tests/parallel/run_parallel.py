@@ -21,7 +21,7 @@ def run(size: int) -> dict:
         outputs = llm.generate(prompts, params, use_tqdm=False)
         engine = llm.engine
         engine.scheduler.check_balance()
-        program = engine.runner.programs[engine.buckets.ready[0]]
+        program = engine.runner.programs[engine.buckets.ready[0]].step
         pages = jax.tree.leaves(engine.runner._state.pages)
         choices = [output.outputs[0] for output in outputs]
         return {
