@@ -283,6 +283,7 @@ class Engine:
                 f"weights   {weights / 2**20:,.1f} MiB, {model.weight_type}",
                 f"KV cache  {cache / 2**20:,.1f} MiB, {pages}, {self.kv_format.name}",
                 f"kernels   {kernels}",
+                *([f"stages    {len(model.stages)}"] if model.stages else []),
                 f"context   {self.max_model_len:,} tokens",
                 self.buckets.table(),
             ]

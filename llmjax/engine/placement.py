@@ -37,11 +37,11 @@ class Replica(Protocol):
 
 
 @dataclass
-class _Placed:
-    """A request that has not ended.
+class Place:
+    """Where a request runs.
 
     Attributes:
-        tokens: that were to be computed of its prompt; 0 once an output has come.
+        tokens: that are to be computed of its prompt; 0 once an output has come.
         blocks: one key for each whole page of its prompt.
         open: choices that have not ended.
     """
@@ -64,29 +64,30 @@ class Placement:
         self._replicas = replicas
         self._block_size = block_size
         self._reuse = reuse
-        self._placed: dict[str, _Placed] = {}
+        self._placed: dict[str, Place] = {}
         self._num_placed = [0] * len(replicas)
         self._blocks: list[Counter[int]] = [Counter() for _ in replicas]
         self.queued = [0] * len(replicas)
         self.live = [0] * len(replicas)
 
-    def choose(self, request: Request) -> int:
-        """The number of the replica that is to run a request; of several the one with fewest."""
-        found = self._found(request, list(self._keys(request)))
-        return min(
-            range(len(self._replicas)),
-            key=lambda i: (self._cost(i, request, found[i]), self._num_placed[i]),
-        )
-
-    def place(self, request: Request, replica: int) -> None:
-        """Notes where a request was queued."""
+    def choose(self, request: Request) -> Place:
+        """Where a request is to run: of equal replicas at that which was given fewest."""
         keys = list(self._keys(request))
-        tokens = len(request.prompt_token_ids) - self._found(request, keys)[replica]
-        self._placed[request.id] = _Placed(replica, tokens, keys, request.params.n)
-        self._num_placed[replica] += 1
-        self._blocks[replica].update(keys)
-        self.queued[replica] += tokens
-        self.live[replica] += request.params.n
+        found = self._found(request, keys)
+        tokens = [len(request.prompt_token_ids) - there for there in found]
+        number = min(
+            range(len(self._replicas)),
+            key=lambda i: (self._cost(i, tokens[i]), self._num_placed[i]),
+        )
+        return Place(number, tokens[number], keys, request.params.n)
+
+    def take(self, request: Request, place: Place) -> None:
+        """Notes that a request has been queued there."""
+        self._placed[request.id] = place
+        self._num_placed[place.replica] += 1
+        self._blocks[place.replica].update(place.blocks)
+        self.queued[place.replica] += place.tokens
+        self.live[place.replica] += place.open
 
     def follow(self, deltas: Sequence[SequenceDelta]) -> None:
         """Takes note of what requests have come to."""
@@ -102,10 +103,17 @@ class Placement:
             placed.open -= 1
             if not placed.open:
                 del self._placed[delta.request_id]
-                self._blocks[placed.replica] -= Counter(placed.blocks)
+                self._forget(placed)
 
-    def _cost(self, replica: int, request: Request, found: int) -> int:
-        tokens = len(request.prompt_token_ids) - found
+    def _forget(self, placed: Place) -> None:
+        blocks = self._blocks[placed.replica]
+        for key in placed.blocks:
+            blocks[key] -= 1
+            if not blocks[key]:
+                del blocks[key]
+
+    def _cost(self, replica: int, tokens: int) -> int:
+        """Of a request of whose prompt so many tokens are to be computed there."""
         ahead = self.queued[replica] + tokens
         missing = max(0, ahead - self._replicas[replica].room)
         return ahead + tokens + missing + SEQUENCE * self.live[replica]

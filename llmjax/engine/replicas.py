@@ -116,10 +116,10 @@ class Replicas:
         """Queues a request at the replica that `placement` chooses; see `Engine.add`."""
         self.replicas[0].check(request)
         check_room(self.config.scheduler.max_queue_len, self._queues, time.monotonic())
-        number = self.placement.choose(request)
-        self.replicas[number].queue(request)
-        request.engine = number
-        self.placement.place(request, number)
+        place = self.placement.choose(request)
+        self.replicas[place.replica].queue(request)
+        request.engine = place.replica
+        self.placement.take(request, place)
 
     def step(self) -> list[SequenceDelta]:
         """Dispatches what can be, and commits what has come; waits for one replica where none has.

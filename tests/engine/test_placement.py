@@ -10,6 +10,7 @@ from llmjax.engine.placement import SEQUENCE, Placement
 from llmjax.request import FinishReason, Request, SamplingParams, SequenceDelta
 
 SIZE = 4
+UNHURRIED = settings(deadline=None)
 ROOM = 10**6
 
 
@@ -40,8 +41,9 @@ def delta(request, index=0, tokens=(), ends=None):
 def placed(placement, *requests):
     numbers = []
     for r in requests:
-        numbers.append(placement.choose(r))
-        placement.place(r, numbers[-1])
+        place = placement.choose(r)
+        numbers.append(place.replica)
+        placement.take(r, place)
     return numbers
 
 
@@ -54,15 +56,16 @@ def end(placement, *requests):
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=40)
 
 
+@UNHURRIED
 @given(st.lists(st.lists(prompts, max_size=4), min_size=1, max_size=5), prompts)
 def test_of_idle_replicas_it_is_the_one_with_most_of_the_prompt(caches, prompt):
     replicas = [Double(prompts=cache) for cache in caches]
     asked = request(0, prompt)
-    chosen = Placement(replicas, block_size=SIZE).choose(asked)
+    chosen = Placement(replicas, block_size=SIZE).choose(asked).replica
     assert replicas[chosen].cached(asked) == max(r.cached(asked) for r in replicas)
 
 
-@settings(max_examples=200)
+@UNHURRIED
 @given(st.data())
 def test_accounts_are_those_of_what_lives_and_nobody_better_is_passed_by(data):
     """Whatever comes and ends: no other replica has more of a prompt and less to do."""
@@ -85,7 +88,8 @@ def test_accounts_are_those_of_what_lives_and_nobody_better_is_passed_by(data):
                 del live[key]
                 replicas[number].prompts.append(r.prompt_token_ids)
         r = request(id, data.draw(prompts), data.draw(st.integers(1, 3)))
-        chosen = placement.choose(r)
+        place = placement.choose(r)
+        chosen = place.replica
         for i, other in enumerate(replicas):
             better = (
                 other.cached(r)
@@ -95,7 +99,7 @@ def test_accounts_are_those_of_what_lives_and_nobody_better_is_passed_by(data):
                 other.room >= replicas[chosen].room,
             )
             assert not all(better)
-        placement.place(r, chosen)
+        placement.take(r, place)
         live[r.id] = (r, chosen, set(range(r.params.n)), False)
         counts = [
             sum(len(left) for _, at, left, _ in live.values() if at == i)
@@ -116,6 +120,7 @@ def _shared(r, live, number, replicas):
     return max(about.cached(r), replicas[number].cached(r))
 
 
+@UNHURRIED
 @given(st.integers(1, 4), st.integers(0, 60), st.integers(1, 60))
 def test_one_prompt_in_a_crowd_spreads_as_far_as_it_pays(count, pages, crowd):
     """Where all begin alike: a replica is never ahead of another by more than the prompt saves."""
@@ -147,14 +152,14 @@ def test_choices_of_a_request_stay_together_and_count_each():
     assert placed(placement, many, request("one", [2] * 9), request("two", [3] * 9)) == [0, 1, 1]
     assert placement.live == [5, 2]
     placement.follow([delta(many, i, ends=FinishReason.STOP) for i in range(4)])
-    assert placement.live == [1, 2] and placement.choose(request("three", [4])) == 0
+    assert placement.live == [1, 2] and placement.choose(request("three", [4])).replica == 0
 
 
 def test_a_replica_without_room_is_avoided():
     full, empty = Double(room=0, prompts=[[1] * 80]), Double()
     placement = Placement([full, empty], block_size=SIZE)
-    assert placement.choose(request(0, [1] * 100)) == 0, "80 of 100 tokens are there"
-    assert placement.choose(request(1, [1] * 20 + [2] * 80)) == 1
+    assert placement.choose(request(0, [1] * 100)).replica == 0, "80 of 100 tokens are there"
+    assert placement.choose(request(1, [1] * 20 + [2] * 80)).replica == 1
 
 
 @pytest.mark.parametrize("salt", [True, False])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmjax.config import CompileConfig, SchedulerConfig
@@ -46,6 +46,7 @@ def test_a_long_prompt_goes_through_the_stages_chunk_behind_chunk():
 # Which stage has what
 
 
+@settings(deadline=None)
 @given(st.integers(1, 100), st.data())
 def test_every_layer_is_in_one_stage(num_layers, data):
     stages = data.draw(st.integers(1, num_layers))
