@@ -350,8 +350,8 @@ class LLM:
         prompt, ids = encoded
         eos = self.tokenizer.eos_token_ids
         request = Request(str(next(self._ids)), ids, params, eos, options)
-        if params.structured_outputs is not None:
-            request.grammar = self.engine.grammars.compile(params.structured_outputs).result()
+        if (rules := self.engine.grammars.compile(params)) is not None:
+            request.rules = rules.result()
         with self._lock:
             self.engine.add(request)
             self._processor.add(request, prompt)

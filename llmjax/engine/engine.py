@@ -54,7 +54,7 @@ class Engine:
         number: of the replica.
 
     Attributes:
-        grammars: compiles what requests with structured outputs bring in `Request.grammar`.
+        grammars: compiles what requests bring in `Request.rules`.
         handover: holds requests whose prompts prefill workers compute, where there are any.
         news: ends the wait for something to do.
         num_steps: steps that have been committed, so far.
@@ -172,9 +172,9 @@ class Engine:
             Sequence(request, index, seed + index, list(request.prompt_token_ids))
             for index in range(request.params.n)
         ]
-        if request.grammar is not None:
+        if request.rules is not None:
             for seq in choices:
-                seq.constraint = request.grammar.start()
+                seq.constraint = request.rules.start()
         for seq in choices:
             self.scheduler.add(seq)
         if self.handover is not None:

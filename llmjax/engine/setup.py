@@ -118,6 +118,7 @@ def check_request(request: Request, config: EngineConfig, vocab: int) -> None:
         "prompt": request.prompt_token_ids,
         "stop_token_ids": params.stop_token_ids or (),
         "logit_bias": params.logit_bias or (),
+        "allowed_token_ids": params.allowed_token_ids or (),
     }
     for param, values in named.items():
         bad = next((i for i in values if not 0 <= i < vocab), None)

@@ -1,6 +1,6 @@
-"""Structured output: JSON of a schema, text of a grammar or a regex, by llguidance."""
+"""What outputs are bound to: a schema, grammar or regex, by llguidance; tokens and words."""
 
-from .compiler import Grammar, GrammarCompiler
+from .compiler import GrammarCompiler, Rules
 from .constraint import Constraint, fill_masks
 
-__all__ = ["Constraint", "Grammar", "GrammarCompiler", "fill_masks"]
+__all__ = ["Constraint", "GrammarCompiler", "Rules", "fill_masks"]

@@ -14,7 +14,7 @@ from .body import read_json
 from .formatter import Formatter, JsonObject, new_id
 from .generation import Job, run
 from .logprobs import chat_logprobs, prompt_logprobs
-from .prompts import encode_chat, fit, fit_beam
+from .prompts import encode_chat, fit, fit_beam, truncated
 from .schema.chat import ChatRequest, parse_chat
 from .schema.sampling import check_model
 from .sse import respond
@@ -38,7 +38,7 @@ class ChatFormatter(Formatter):
 
     def begin(self) -> list[JsonObject]:
         extra = self._prompt_token_ids()
-        delta = {"role": "assistant", "content": ""}
+        delta = {"role": "assistant", "content": self._echoed}
         empty = {"logprobs": None, "finish_reason": None}
         return [
             self.chunk([{"index": index, "delta": delta, **empty}]) | extra
@@ -57,10 +57,18 @@ class ChatFormatter(Formatter):
         return [
             self._choice(
                 choice,
-                {"message": {"role": "assistant", "content": choice.text, "refusal": None}},
+                {"message": self._message(choice)},
             )
             for choice in output.outputs
         ]
+
+    def _message(self, choice: CompletionOutput) -> JsonObject:
+        return {"role": "assistant", "content": self._echoed + choice.text, "refusal": None}
+
+    @property
+    def _echoed(self) -> str:
+        last = self._request.prompt.messages[-1]
+        return last["content"] if self._request.echo and last["role"] == "assistant" else ""
 
     def response(self, outputs: Sequence[RequestOutput]) -> JsonObject:
         body = super().response(outputs) | self._prompt_token_ids()
@@ -73,7 +81,13 @@ class ChatFormatter(Formatter):
         logprobs = None
         if choice.logprobs is not None:
             num_top = self._request.params.logprobs or 0
-            logprobs = chat_logprobs(self._tokenizer, choice.token_ids, choice.logprobs, num_top)
+            logprobs = chat_logprobs(
+                self._tokenizer,
+                choice.token_ids,
+                choice.logprobs,
+                num_top,
+                tokens_as_ids=self._request.tokens_as_ids,
+            )
         body = {
             "index": choice.index,
             **said,
@@ -97,6 +111,7 @@ class ChatFormatter(Formatter):
 def make_job(answer_id: str, request: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -> Job:
     """Renders and tokenises the messages. Raises InvalidRequestError where they do not fit."""
     token_ids = encode_chat(tokenizer, request.prompt)
+    token_ids = truncated(token_ids, request.truncate, request.params, max_model_len)
     params = fit(
         request.params, len(token_ids), max_model_len, default_max_tokens=None, param="messages"
     )
@@ -109,7 +124,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     engine = state.ready_engine()
     body = parse_chat(await read_json(request), state.limits)
     check_model(body.model, state.model_name)
-    answer_id = new_id("chatcmpl")
+    answer_id = new_id("chatcmpl", body.request_id)
     job = await state.in_thread(make_job, answer_id, body, engine.tokenizer, engine.max_model_len)
     formatter = ChatFormatter(answer_id, state.model_name, body, job, engine.tokenizer)
     outputs = run(engine, [job], engine.metrics, arrival)

@@ -1,11 +1,10 @@
-"""The page at /dashboard: fixed files, and the state of the engine that they draw."""
+"""The state of the engine that the page at /dashboard draws."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from pathlib import Path
 
 from aiohttp import web
 
@@ -14,21 +13,6 @@ from llmjax.errors import InvalidRequestError
 
 from .state import STATE, ServerState
 
-WEB = Path(__file__).parent / "web"
-PAGE = {
-    "/dashboard": ("dashboard.html", "text/html"),
-    "/dashboard/dashboard.css": ("dashboard.css", "text/css"),
-    "/dashboard/dashboard.js": ("dashboard.js", "text/javascript"),
-}
-"""What a browser loads before it can send a key: files that tell nothing of this server."""
-HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "Cache-Control": "no-cache",
-    "X-Content-Type-Options": "nosniff",
-}
 MAX_AGE = 0.5
 """Seconds for which one snapshot is shown to all who look."""
 
@@ -57,19 +41,14 @@ class Snapshots:
 SNAPSHOTS = web.AppKey("snapshots", Snapshots)
 
 
-async def page(request: web.Request) -> web.Response:
-    name, content_type = PAGE[request.path]
-    text = (WEB / name).read_text(encoding="utf-8")
-    return web.Response(text=text, content_type=content_type, charset="utf-8", headers=HEADERS)
-
-
 async def state(request: web.Request) -> web.Response:
     """What `?engine=NUMBER` holds and runs, by default the first."""
     state, asked = request.app[STATE], request.query.get("engine", "0")
     engines = state.loaded_engine().config.parallel.data_parallel_size
-    if not (asked.isascii() and asked.isdigit() and int(asked) < engines):
+    numbers = {str(number): number for number in range(engines)}
+    if asked not in numbers:
         allowed = f"engine is {shown(asked)}, allowed: 0 to {engines - 1}"
         raise InvalidRequestError(allowed, param="engine")
-    text = await request.app[SNAPSHOTS].get(state, int(asked))
+    text = await request.app[SNAPSHOTS].get(state, numbers[asked])
     headers = {"Cache-Control": "no-store"}
     return web.Response(text=text, content_type="application/json", headers=headers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmjax.beam_search import BeamSearchParams
 from llmjax.request import SamplingParams, longest
@@ -27,12 +27,33 @@ def encode_chat(tokenizer: Tokenizer, prompt: ChatPrompt) -> list[int]:
     Raises:
         InvalidRequestError: the chat template refuses them, or there is no template.
     """
-    return tokenizer.encode_chat(
-        prompt.messages,
-        add_generation_prompt=prompt.add_generation_prompt,
-        continue_final_message=prompt.continue_final_message,
+    return tokenizer.encode_chat(prompt.messages, **template_arguments(prompt))
+
+
+def template_arguments(prompt: ChatPrompt) -> dict[str, Any]:
+    """What `Tokenizer.encode_chat` and `render_chat` take beside the messages."""
+    optional = {
+        "documents": prompt.documents,
+        "chat_template": prompt.template,
+        "add_special_tokens": prompt.add_special_tokens or None,
+    }
+    return {
         **prompt.template_kwargs,
-    )
+        **{name: value for name, value in optional.items() if value is not None},
+        "add_generation_prompt": prompt.add_generation_prompt,
+        "continue_final_message": prompt.continue_final_message,
+    }
+
+
+def truncated(
+    token_ids: list[int], most: int | None, params: SamplingParams, max_model_len: int
+) -> list[int]:
+    """The last tokens of a prompt that the client lets be cut; see `ChatRequest.truncate`."""
+    if most is None:
+        return token_ids
+    if most == -1:
+        most = max(1, max_model_len - (params.max_tokens or 1))
+    return token_ids[-most:]
 
 
 def fit(
