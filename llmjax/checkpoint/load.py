@@ -62,6 +62,7 @@ class LoadedModel:
         generation_defaults: sampling values that the model's authors chose, by the names of
             SamplingParams' fields; only those they gave.
         stages: its parts, where it is cut into several (`Stage`); `state` is that of all.
+        layers: that are in a part; None is all.
     """
 
     config: DecoderConfig
@@ -75,6 +76,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     generation_defaults: dict[str, float]
     stages: tuple[LoadedModel, ...] = ()
+    layers: range | None = None
 
     @property
     def parts(self) -> tuple[LoadedModel, ...]:
@@ -186,7 +188,7 @@ def load_model(
         chosen, packing = _plain_dtype(dtype, checkpoint, table), None
 
     places = stages or (Place(jax.local_devices()[0], mesh),)
-    layers = stage_layers(config.num_layers, len(places))
+    layers = stage_layers(config.num_layers, len(places), config.head_in_layers)
 
     def sharding_of(path: str, shape: tuple[int, ...]) -> Sharding:
         place = places[stage_of(path, layers)]
@@ -219,12 +221,13 @@ def load_model(
         tokenizer=text.tokenizer,
         generation_defaults=text.generation_defaults,
     )
-    return model if len(places) == 1 else replace(model, stages=cut(model, places))
+    return model if len(places) == 1 else replace(model, stages=cut(model, places, layers))
 
 
-def cut(model: LoadedModel, places: Sequence[Place]) -> tuple[LoadedModel, ...]:
+def cut(
+    model: LoadedModel, places: Sequence[Place], layers: Sequence[range]
+) -> tuple[LoadedModel, ...]:
     """The stages of a model whose parameters are in their places."""
-    layers = stage_layers(model.config.num_layers, len(places))
     arrays = {".".join(map(str, k)): v[...] for k, v in nnx.to_flat_state(model.state)}
     stages = []
     for place, some in zip(places, layers, strict=True):
@@ -235,8 +238,8 @@ def cut(model: LoadedModel, places: Sequence[Place]) -> tuple[LoadedModel, ...]:
             # What is of two stages, the embedding that is the head too, is copied to the second.
             array = jax.device_put(array, place.sharding(_spec(array)))
             state.append((keys, leaf.replace(array)))
-        stage = replace(model, mesh=place.mesh, graphdef=graphdef, state=nnx.from_flat_state(state))
-        stages.append(stage)
+        made = nnx.from_flat_state(state)
+        stages.append(replace(model, mesh=place.mesh, graphdef=graphdef, state=made, layers=some))
     return tuple(stages)
 
 

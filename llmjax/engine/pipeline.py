@@ -29,7 +29,6 @@ from ..cache.page_store import Move
 from ..checkpoint import LoadedModel
 from ..models import Stage
 from ..nn.attention import PagedContext
-from ..parallel.stages import stage_layers
 from .batch import packed_size, unpack
 from .buckets import Bucket
 from .page_mover import PageMover, Pools
@@ -59,7 +58,7 @@ def stage_layouts(model: LoadedModel, layout: KVLayout) -> list[KVLayout]:
     """What each stage of a model keeps of a page."""
     if not model.stages:
         return [layout]
-    return [layout.stage(some) for some in stage_layers(model.config.num_layers, len(model.stages))]
+    return [layout.stage(stage.layers) for stage in model.stages if stage.layers is not None]
 
 
 class PipelinePrograms:

@@ -6,14 +6,24 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 
-def stage_layers(num_layers: int, stages: int) -> list[range]:
-    """Layers of each stage, in order; earlier stages have one more where they do not divide, as
-    the last one has the head."""
-    size, more = divmod(num_layers, stages)
+def stage_layers(num_layers: int, stages: int, head: float = 0.0) -> list[range]:
+    """Layers of each stage, in order, so that the slowest has least to do.
+
+    Args:
+        head: layers that take as long as the head, which the last stage has besides.
+    """
+    if stages == 1:
+        return [range(num_layers)]
+
+    def slowest(last: int) -> float:
+        return max(-(-(num_layers - last) // (stages - 1)), last + head)
+
+    last = min(range(1, num_layers - stages + 2), key=lambda last: (slowest(last), -last))
+    size, more = divmod(num_layers - last, stages - 1)
     ends = [0]
-    for stage in range(stages):
+    for stage in range(stages - 1):
         ends.append(ends[-1] + size + (stage < more))
-    return [range(a, b) for a, b in pairwise(ends)]
+    return [range(a, b) for a, b in pairwise([*ends, num_layers])]
 
 
 def stage_of(path: str, layers: Sequence[range]) -> int:

@@ -47,17 +47,29 @@ def test_a_long_prompt_goes_through_the_stages_chunk_behind_chunk():
 
 
 @settings(deadline=None)
-@given(st.integers(1, 100), st.data())
-def test_every_layer_is_in_one_stage(num_layers, data):
+@given(st.integers(1, 100), st.floats(0, 20), st.data())
+def test_every_layer_is_in_one_stage_and_none_could_have_less_to_do(num_layers, head, data):
     stages = data.draw(st.integers(1, num_layers))
-    layers = stage_layers(num_layers, stages)
+    layers = stage_layers(num_layers, stages, head)
     assert [i for some in layers for i in some] == list(range(num_layers))
-    sizes = [len(some) for some in layers]
-    assert max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
+    *sizes, last = [len(some) for some in layers]
+    assert min(sizes, default=1) >= 1 and last >= 1
+    if sizes:
+        # Neither could take a layer of the other and have less to do than that one had.
+        assert max(sizes) - min(sizes) <= 1
+        assert min(sizes) + 1 >= last + head or last == 1
+        assert last + 1 + head >= max(sizes) or max(sizes) == 1
     for stage, some in enumerate(layers):
         assert {stage_of(f"layers.{i}.attn.q.weight", layers) for i in some} == {stage}
     assert stage_of("embed.weight", layers) == 0
     assert stage_of("norm.weight", layers) == stage_of("head.weight", layers) == stages - 1
+
+
+def test_who_has_the_head_has_fewer_layers():
+    sizes = [len(some) for some in stage_layers(30, 2, head=8.0)]
+    assert sizes == [19, 11]
+    assert [len(some) for some in stage_layers(80, 4, head=1.2)] == [21, 20, 20, 19]
+    assert [len(some) for some in stage_layers(2, 2, head=50.0)] == [1, 1]
 
 
 # How long they wait
