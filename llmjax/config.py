@@ -108,7 +108,7 @@ class CacheConfig:
         enable_prefix_caching: keep what requests have computed for others that begin alike,
             as long as there is room. Choices of one request share their prompt in any case.
         swap_space: GiB of host memory for the pages of preempted requests, where moving them
-            there and back takes less time than to compute them again.
+            there and back takes less time than to compute them again. Replicas share it out.
         kv_offloading_size: GiB of host memory for pages that leave the prefix cache for want
             of room, by the same rule.
         kv_eviction: what a request forgets that gets longer than `kv_budget`; by default nothing.
@@ -179,7 +179,7 @@ class SchedulerConfig:
     """Who runs in a step.
 
     Attributes:
-        max_num_seqs: most sequences that run at once.
+        max_num_seqs: most sequences that run at once, in each replica.
         max_num_batched_tokens: most tokens in one step.
         max_paddings: the share of a step's token bucket that may be padding while prompt
             tokens wait that could fill it.
@@ -195,7 +195,8 @@ class SchedulerConfig:
         forecast_margin: a request is admitted where the pages that all will hold until they
             end, by how long outputs have been, fit with so many standard deviations to spare;
             "none" admits wherever there are pages for the prompt, and preempts later.
-        max_queue_len: waiting requests beyond which new ones are refused; none is no limit.
+        max_queue_len: waiting requests, of all replicas together, beyond which new ones are
+            refused; none is no limit.
         queue_timeout: seconds that a request may wait for its turn before it is refused; by
             default there is no limit.
         scheduling_policy: "fcfs": first come, first served. "priority": by the requests'
@@ -266,14 +267,29 @@ class ParallelConfig:
         tensor_parallel_size: devices that share each layer: its heads, its mlp channels and the
             vocabulary. Any number does: heads that do not divide are copied, or filled up with
             zeros. By XLA alone; the native CPU kernels run on one device.
+        data_parallel_size: copies of the model, on as many devices each, between which requests
+            are dealt out: to the copy whose prefix cache has most of a prompt, unless others
+            have so much less to do that they are done with it sooner.
+        pipeline_parallel_size: stages that a model's layers are divided into, each on as many
+            devices as `tensor_parallel_size` says. As many steps are under way, each with a
+            part of the sequences.
     """
 
     tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         check_types(self)
-        size = self.tensor_parallel_size
-        _require(1 <= size <= 1024, f"tensor_parallel_size is {size}, allowed: 1 to 1024")
+        for name in ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size"):
+            size = getattr(self, name)
+            _require(1 <= size <= 1024, f"{name} is {size}, allowed: 1 to 1024")
+        stages, replicas = self.pipeline_parallel_size, self.data_parallel_size
+        _require(
+            stages == 1 or replicas == 1,
+            f"pipeline_parallel_size is {stages}, allowed with a data_parallel_size of {replicas}: "
+            "1",
+        )
 
 
 @dataclass(frozen=True)
@@ -384,11 +400,17 @@ class EngineConfig:
             f"kv_eviction is {self.cache.kv_eviction!r}, allowed without enable_chunked_prefill: "
             "none, as prompts are computed in parts between which tokens are evicted",
         )
-        size = self.parallel.tensor_parallel_size
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            size = getattr(self.parallel, name)
+            _require(
+                self.cache.kv_eviction is None or size == 1,
+                f"kv_eviction is {self.cache.kv_eviction!r}, allowed with a {name} of {size}: none",
+            )
+        stages = self.parallel.pipeline_parallel_size
         _require(
-            self.cache.kv_eviction is None or size == 1,
-            f"kv_eviction is {self.cache.kv_eviction!r}, allowed with a tensor_parallel_size of "
-            f"{size}: none",
+            stages == 1 or not self.prefill.prefill_from,
+            f"prefill_from is {self.prefill.prefill_from}, allowed with a pipeline_parallel_size "
+            f"of {stages}: none",
         )
         _require(
             self.cache.kv_eviction is None or not self.prefill.prefill_from,

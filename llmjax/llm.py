@@ -32,7 +32,8 @@ from .checks import shown
 from .config import EngineConfig
 from .engine.engine import Engine
 from .engine.outputs import OutputProcessor
-from .errors import InvalidRequestError, ShutdownError
+from .engine.replicas import Replicas, make_engine
+from .errors import ConfigError, InvalidRequestError, ShutdownError
 from .models import Decoder, ForwardOutput
 from .request import Request, RequestOptions, RequestOutput, SamplingParams
 from .tokenizer import Tokenizer
@@ -60,7 +61,7 @@ class LLM:
     def __init__(self, model: str, **options: Any):
         # Offline all prompts are at hand at once: a full queue would only be in the way.
         config = EngineConfig.of(model, **{"max_queue_len": None, **options})
-        self._engine: Engine | None = Engine(config)
+        self._engine: Engine | Replicas | None = make_engine(config)
         self._plain_state: nnx.State | None = None
         self._processor = OutputProcessor(self.tokenizer, self._engine.trace)
         self._ids = itertools.count()
@@ -85,7 +86,7 @@ class LLM:
             engine.close()
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Engine | Replicas:
         """What runs the requests. Raises ShutdownError once it is closed."""
         if self._engine is None:
             raise ShutdownError("this LLM is closed; load the model again to go on")
@@ -101,8 +102,16 @@ class LLM:
 
         But where these are packed for kernels, or quantised: then they are copies in floats,
         made when they are first asked for and kept until `close`.
+
+        Raises:
+            ConfigError: it is cut into stages.
         """
         loaded = self.engine.model
+        if loaded.stages:
+            raise ConfigError(
+                f"pipeline_parallel_size is {len(loaded.stages)}, allowed for LLM.model and "
+                "LLM.forward: 1, as no device has the whole model"
+            )
         if self._plain_state is None:
             self._plain_state = loaded.differentiable_state()
         return nnx.merge(loaded.graphdef, self._plain_state)

@@ -318,6 +318,7 @@ class Request:
         eos_token_ids: the union of all end-of-sequence ids that the model declares.
         kv_key: what keys and values depend on beside tokens and positions: requests share
             pages where it is the same.
+        engine: the number of the replica that runs it.
     """
 
     id: str
@@ -326,6 +327,7 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()
     options: RequestOptions = RequestOptions()
     kv_key: Hashable = None
+    engine: int = 0
     rules: Rules | None = None
     arrival_time: float = field(default_factory=time.monotonic)
 
@@ -471,7 +473,8 @@ class RequestOutput:
 
     `prompt_logprobs` is None for the first prompt token, then {token id: Logprob};
     `num_cached_tokens` counts prompt tokens that the prefix cache had when the request began;
-    `error` says why it ended before its time, its open choices with finish_reason "abort".
+    `error` says why it ended before its time, its open choices with finish_reason "abort";
+    `engine` is the number of the replica that ran it.
     """
 
     request_id: str
@@ -482,3 +485,4 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
     error: LlmjaxError | None = None
+    engine: int = 0

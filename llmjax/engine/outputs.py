@@ -140,6 +140,7 @@ class OutputProcessor:
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=state.num_cached_tokens,
             error=state.error,
+            engine=state.request.engine,
         )
 
     def _detokenizer(self, request: Request) -> IncrementalDetokenizer | None:

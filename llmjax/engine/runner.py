@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec, Sharding
 from jaxtyping import Array
 
 from llmjax_kernels.kv_format import KVFormat
@@ -32,8 +32,9 @@ from .compile import Programs
 from .condense import Condenser
 from .orders import Order, SampleOrder, ScoreOrder, StepOrder, Stop, digest, encode
 from .page_mover import PageMover
+from .pipeline import StageMovers, make_programs
 from .plan import Chunk, Plan
-from .step import StepOutput, StepPrograms, over_vocabulary, shapes_of, shardings_of, whole_of
+from .step import StepOutput, over_vocabulary, shapes_of, shardings_of
 
 _PROMPT_ROWS = 64
 """Prompt positions whose log-probabilities are computed together, by one program."""
@@ -100,9 +101,9 @@ class Runner:
     ):
         self.group = group
         self._digests: list[int] = []
-        self._graphdef, self._max_logprobs = model.graphdef, config.max_logprobs
+        self._max_logprobs = config.max_logprobs
         slots = config.scheduler.max_num_seqs
-        programs = StepPrograms(
+        programs = make_programs(
             model,
             layout,
             kv_format,
@@ -112,9 +113,12 @@ class Runner:
         )
         self._mask_words = mask_words(model.config.vocab_size)
         sizes = {bucket.seqs for bucket in buckets.all}
-        self._no_masks = {S: zeros((S, self._mask_words), whole_of(model.mesh)) for S in sizes}
         self._layout = layout
-        self._weights, self._tree = programs.weights, programs.tree
+        self._weights: Any = programs.weights
+        head, self._head_weights, self._tree = programs.head
+        self._graphdef = head.graphdef
+        whole = head.place.sharding(PartitionSpec())
+        self._no_masks = {S: zeros((S, self._mask_words), whole) for S in sizes}
         make = partial(programs.make_state, num_pages)
         self._state_shapes = programs.state_shapes(num_pages)
         most_pages = max(bucket.pages for bucket in buckets.all)
@@ -135,8 +139,13 @@ class Runner:
             self._set_history = self._compile_set_history()
             pools, axis = self._state_shapes.pages, 1 if model.native else 0
             evicts = layout.eviction is not None
-            self._mover = PageMover(pools, axis=axis, num_slots=num_slots, puts=evicts)
-            self._prompt_logprobs = self._compile_prompt_logprobs(model)
+            movers = [
+                PageMover(pools[cut], axis=axis, num_slots=num_slots, puts=evicts)
+                for cut in programs.cuts
+            ]
+            # Who reads pages or puts them has one stage: the configuration sees to it.
+            self._mover: Any = movers[0] if len(movers) == 1 else StageMovers(movers, programs.cuts)
+            self._prompt_logprobs = self._compile_prompt_logprobs(head)
             self._condenser = self._make_condenser(model) if evicts else None
             self.programs.start(background=config.compile.background)
             self._state = state.result()
@@ -309,7 +318,7 @@ class Runner:
         hidden = np.asarray(output.hidden)
         block = np.zeros((_PROMPT_ROWS, hidden.shape[1]), hidden.dtype)
         block[:count] = hidden[order.begin : order.begin + count]
-        return self._prompt_logprobs(self._weights, block, ids)
+        return self._prompt_logprobs(self._head_weights, block, ids)
 
     def _make_condenser(self, model: LoadedModel) -> Condenser:
         return Condenser(
@@ -350,6 +359,8 @@ class Runner:
         return jitted.lower(history, slot, row).compile()
 
     def _compile_prompt_logprobs(self, model: LoadedModel) -> Any:
+        whole = model.place.sharding(PartitionSpec())
+
         def score(weights, hidden, targets):
             decoder = nnx.merge(self._graphdef, self._tree.unflatten(weights))
             logits = decoder.logits(hidden, jnp.full(1, _PROMPT_ROWS, jnp.int32))
@@ -358,14 +369,12 @@ class Runner:
 
         hidden = jax.ShapeDtypeStruct((_PROMPT_ROWS, model.config.hidden_size), model.dtype)
         targets = jax.ShapeDtypeStruct((_PROMPT_ROWS,), jnp.int32)
-        jitted = jax.jit(score, out_shardings=whole_of(model.mesh))
-        return jitted.lower(shapes_of(self._weights), hidden, targets).compile()
+        jitted = jax.jit(score, out_shardings=whole)
+        return jitted.lower(shapes_of(self._head_weights), hidden, targets).compile()
 
 
-def zeros(shape: tuple[int, ...], whole: NamedSharding | None) -> Array:
+def zeros(shape: tuple[int, ...], whole: Sharding) -> Array:
     """int32, on every device."""
-    if whole is None:
-        return jnp.zeros(shape, jnp.int32)
     return jax.make_array_from_callback(shape, whole, lambda _: np.zeros(shape, np.int32))
 
 

@@ -12,7 +12,7 @@ import jax
 
 from llmjax import LLM, SamplingParams
 
-model, sizes, options, prompts = sys.argv[1], *map(json.loads, sys.argv[2:])
+model, sizes, options, prompts = map(json.loads, sys.argv[1:])
 WAYS = [
     {"temperature": 0},
     {"temperature": 0, "repetition_penalty": 1.3, "logit_bias": {200: 4.0, 7: -100.0}},

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +11,8 @@ import pytest
 from llmjax import LLM
 from llmjax.errors import ConfigError
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
+from .virtual import on_virtual_devices
+
 OPTIONS = {
     "block_size": 4,
     "max_model_len": 64,
@@ -35,21 +31,7 @@ def spread(model: Path, sizes: list[int], **options: object) -> list[dict]:
     rng = random.Random(0)
     shared = [rng.randrange(3, 250) for _ in range(18)]
     prompts = [shared + [rng.randrange(3, 250) for _ in range(n)] for n in (1, 7, 12, 20, 5, 9)]
-    arguments = [model, sizes, OPTIONS | options, prompts]
-    done = subprocess.run(
-        [sys.executable, HERE / "run_parallel.py", str(model), *map(json.dumps, arguments[1:])],
-        env=os.environ
-        | {
-            "PYTHONPATH": os.pathsep.join(str(ROOT / p) for p in (".", "kernels", "serving")),
-            "JAX_PLATFORMS": "cpu",
-            "LLMJAX_KERNELS": "xla",
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        },
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return on_virtual_devices("run_parallel.py", str(model), sizes, OPTIONS | options, prompts)
 
 
 def assert_same(one: dict, other: dict) -> None:

@@ -103,6 +103,9 @@ class EngineDouble:
         if self.dead:
             raise EngineDeadError(self.dead)
 
+    def stats_of_each(self) -> list[Any]:
+        return [self.stats()]
+
     def stats(self) -> Any:
         return SimpleNamespace(
             num_running=len(self.running),
@@ -124,7 +127,7 @@ class EngineDouble:
             workers_up=0,
         )
 
-    async def snapshot(self) -> dict[str, Any]:
+    async def snapshot(self, number: int = 0) -> dict[str, Any]:
         self.check_health()
         self.snapshots += 1
         sequence = {
