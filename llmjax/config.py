@@ -15,6 +15,11 @@ KV_EVICTIONS = ("streaming", "snapkv")
 POLICIES = ("fcfs", "priority", "lpm")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8", "int4")
+TOOL_CALL_PARSERS = (
+    *("auto", "deepseek_v3", "deepseek_v31", "functiongemma", "hermes", "json", "llama3_json"),
+    *("mistral", "mistral_args", "pythonic"),
+)
+REASONING_PARSERS = ("auto", "deepseek_r1", "mistral", "qwen3")
 DEFAULT_KV_BUDGET = 2048
 PREFILL_ADDRESS = re.compile(
     r"memory|shm://(?P<name>[\w.-]{1,80})|tcp://(?P<host>[^:/\[\]]+|\[[^\]]+\]):(?P<port>\d{1,5})"
@@ -63,6 +68,11 @@ class ModelConfig:
         quantization: "int8" or "int4": weights that the checkpoint has as floats are quantised
             while they are loaded, in groups of 32, for the native CPU kernels. int4 leaves the
             matrix that gives the logits (the embedding too, where the two are one) at int8.
+        tool_call_parser: how the model writes calls of functions in a chat: hermes (Qwen too),
+            llama3_json, mistral, mistral_args, pythonic, deepseek_v3, deepseek_v31,
+            functiongemma or json. "auto" goes by the chat template, none reads no calls.
+        reasoning_parser: how it writes what it thinks first: deepseek_r1, qwen3 or mistral. "auto"
+            goes by the chat template, none leaves it in the answer's content.
     """
 
     model: str
@@ -72,12 +82,23 @@ class ModelConfig:
     served_model_name: str | None = None
     chat_template: str | None = None
     quantization: str | None = None
+    tool_call_parser: str | None = "auto"
+    reasoning_parser: str | None = "auto"
 
     def __post_init__(self) -> None:
         if isinstance(self.model, os.PathLike):
             object.__setattr__(self, "model", os.fspath(self.model))
         check_types(self)
         check_weight_types(self.dtype, self.quantization)
+        for name, allowed in (
+            ("tool_call_parser", TOOL_CALL_PARSERS),
+            ("reasoning_parser", REASONING_PARSERS),
+        ):
+            value = getattr(self, name)
+            _require(
+                value is None or value in allowed,
+                f"{name} is {value!r}, allowed: {', '.join(allowed)}, or none",
+            )
         _require(
             self.max_model_len is None or self.max_model_len >= 2,
             f"max_model_len is {self.max_model_len}, allowed: 2 or more (a token in, a token out)",

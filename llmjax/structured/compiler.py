@@ -27,13 +27,12 @@ from ..errors import InvalidRequestError
 from ..request import StructuredOutputs
 from ..tokenizer import Tokenizer
 from .constraint import Constraint
+from .lark import WHITESPACE, after_reasoning
 from .limits import check_choice, check_regex, check_schema, check_source, refuse
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-WHITESPACE = r"[\x20\x0A\x0D\x09]{0,8}"
-"""Between the tokens of JSON: no model fills its answer with nothing."""
 _REMEMBERED = 256
 """Compiled grammars."""
 _LIMITS = LLParserLimits(initial_lexer_fuel=2_000_000, verbose_errors=False)
@@ -84,6 +83,8 @@ class GrammarCompiler:
     def _compile(self, wanted: StructuredOutputs) -> Grammar:
         label = wanted.label
         source = _SOURCES[wanted.kind](wanted.value, wanted, label)
+        if wanted.after is not None:
+            source = after_reasoning(source, wanted.after, self._tokenizer.special_tokens)
         matcher = LLMatcher(self._vocabulary, source, limits=_LIMITS, log_level=0)
         if matcher.is_error():
             raise refuse(label, matcher.get_error().strip())
@@ -99,6 +100,13 @@ class GrammarCompiler:
             )
         wrapped = TokenizerWrapper(_Vocabulary(self._tokenizer, self._vocab_size, eos[0]))
         return LLTokenizer(wrapped, n_vocab=self._vocab_size, eos_token=eos)
+
+
+def check_json(schema: Any, label: str) -> None:
+    """Raises InvalidRequestError, which names `label`, where no JSON can be bound to the schema."""
+    source = _from_json(schema, StructuredOutputs(json_object=True), label)
+    if message := LLMatcher.validate_grammar(source, limits=_LIMITS):
+        raise refuse(label, message.strip())
 
 
 class _Vocabulary:

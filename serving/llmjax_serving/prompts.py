@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmjax.beam_search import BeamSearchParams
+from llmjax.errors import InvalidRequestError
 from llmjax.request import SamplingParams, longest
 
 from .schema.chat import ChatPrompt
@@ -27,11 +28,33 @@ def encode_chat(tokenizer: Tokenizer, prompt: ChatPrompt) -> list[int]:
     Raises:
         InvalidRequestError: the chat template refuses them, or there is no template.
     """
+    kwargs = dict(prompt.template_kwargs)
+    if prompt.tools:
+        kwargs["tools"] = [tool.as_dict() for tool in prompt.tools]
+    if prompt.reasoning_effort is not None:
+        kwargs = {**effort(prompt.reasoning_effort, tokenizer.tool_template or ""), **kwargs}
     return tokenizer.encode_chat(
         prompt.messages,
         add_generation_prompt=prompt.add_generation_prompt,
         continue_final_message=prompt.continue_final_message,
-        **prompt.template_kwargs,
+        **kwargs,
+    )
+
+
+def effort(asked: str, template: str) -> dict[str, Any]:
+    """How a chat template is told of a `reasoning_effort`.
+
+    Raises:
+        InvalidRequestError: it knows of none.
+    """
+    if "reasoning_effort" in template:
+        return {"reasoning_effort": asked}
+    if asked == "none":
+        return {"enable_thinking": False} if "enable_thinking" in template else {}
+    raise InvalidRequestError(
+        f"reasoning_effort is {asked!r}, allowed: none, as the model's chat template knows of no "
+        "efforts",
+        param="reasoning_effort",
     )
 
 

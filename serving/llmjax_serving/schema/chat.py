@@ -6,10 +6,12 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from llmjax.answers import Tool, ToolUse
 from llmjax.beam_search import BeamSearchParams
 from llmjax.errors import InvalidRequestError
 from llmjax.request import RequestOptions, SamplingParams
 
+from . import tools
 from .fields import Field, Parse, boolean, integer, list_of, mapping, only, read, refuse, text
 from .sampling import (
     COMMON,
@@ -113,6 +115,7 @@ def messages(value: Any, path: str) -> list[dict[str, Any]]:
 
 
 PROMPT: dict[str, Field] = {
+    **tools.PROMPT,
     "messages": Field(messages, required=True),
     "add_generation_prompt": Field(boolean, True),
     "continue_final_message": Field(boolean, False),
@@ -124,6 +127,7 @@ FIELDS: dict[str, Field] = {
     **COMMON,
     **SAMPLING,
     **PROMPT,
+    **tools.FIELDS,
     "max_tokens": Field(integer(1)),
     "max_completion_tokens": Field(integer(1)),
     "logprobs": Field(boolean, False),
@@ -135,7 +139,6 @@ PROMPT_NO_OPS: dict[str, Parse] = {
     "chat_template": only(),
     "documents": only([]),
     "mm_processor_kwargs": only(),
-    "tools": only([]),
 }
 
 CHAT_NO_OPS: dict[str, Parse] = {
@@ -146,12 +149,8 @@ CHAT_NO_OPS: dict[str, Parse] = {
     "echo": only(False),
     "function_call": only("none", "auto"),
     "functions": only([]),
-    "include_reasoning": only(True),
     "modalities": only(["text"]),
-    "parallel_tool_calls": boolean,
     "prediction": only(),
-    "reasoning_effort": only("none"),
-    "tool_choice": only("none", "auto"),
     "verbosity": only("medium"),
     "web_search_options": only(),
 }
@@ -164,18 +163,25 @@ RESERVED_TEMPLATE_NAMES = frozenset(
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """What the chat template is given."""
+    """What the chat template is given.
+
+    Attributes:
+        reasoning_effort: how long the model is to think; refused where the template knows none.
+    """
 
     messages: list[dict[str, Any]]
     add_generation_prompt: bool
     continue_final_message: bool
     template_kwargs: dict[str, Any]
+    tools: tuple[Tool, ...]
+    reasoning_effort: str | None
 
 
 @dataclass(frozen=True)
 class ChatRequest:
     """Attributes:
     params: max_tokens is None where the client said nothing (the rest of the context).
+    tools: what the model may call, or must.
     """
 
     model: str | None
@@ -186,6 +192,8 @@ class ChatRequest:
     stream_options: StreamOptions
     return_token_ids: bool
     beam: BeamSearchParams | None
+    tools: ToolUse | None
+    include_reasoning: bool
 
 
 def chat_prompt(values: dict[str, Any]) -> ChatPrompt:
@@ -204,7 +212,14 @@ def chat_prompt(values: dict[str, Any]) -> ChatPrompt:
     taken = RESERVED_TEMPLATE_NAMES.intersection(values["chat_template_kwargs"])
     if taken:
         raise refuse("chat_template_kwargs", sorted(taken), "names other than these")
-    return ChatPrompt(values["messages"], generate, proceed, values["chat_template_kwargs"])
+    return ChatPrompt(
+        values["messages"],
+        generate,
+        proceed,
+        values["chat_template_kwargs"],
+        values["tools"],
+        values["reasoning_effort"],
+    )
 
 
 def parse_chat(body: dict[str, Any], limits: Limits) -> ChatRequest:
@@ -215,6 +230,8 @@ def parse_chat(body: dict[str, Any], limits: Limits) -> ChatRequest:
     """
     values = read(body, FIELDS, CHAT_NO_OPS)
     options = check_stream(values)
+    use = tools.tool_use(values)
+    values["tools"] = use.offered if use is not None else ()
     top_logprobs, older, newer = (
         values[name] for name in ("top_logprobs", "max_tokens", "max_completion_tokens")
     )
@@ -240,4 +257,6 @@ def parse_chat(body: dict[str, Any], limits: Limits) -> ChatRequest:
         stream_options=options,
         return_token_ids=values["return_token_ids"],
         beam=beam_params(values, limits),
+        tools=use,
+        include_reasoning=values["include_reasoning"],
     )

@@ -1,0 +1,49 @@
+"""What a chat request says of tools and reasoning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmjax.answers import Tool, ToolUse, read_tools
+
+from .fields import Field, boolean, refuse
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+def tools(value: Any, path: str) -> tuple[Tool, ...]:
+    return read_tools(value)
+
+
+def tool_choice(value: Any, path: str) -> Any:
+    """Anything: which choices there are depends on the tools."""
+    return value
+
+
+def reasoning_effort(value: Any, path: str) -> str:
+    if value not in EFFORTS:
+        raise refuse(path, value, ", ".join(EFFORTS))
+    return value
+
+
+PROMPT: dict[str, Field] = {
+    "tools": Field(tools, ()),
+    "reasoning_effort": Field(reasoning_effort),
+}
+"""Fields that chat templates are told of."""
+
+FIELDS: dict[str, Field] = {
+    "tool_choice": Field(tool_choice),
+    "parallel_tool_calls": Field(boolean, True),
+    "include_reasoning": Field(boolean, True),
+}
+
+
+def tool_use(values: Mapping[str, Any]) -> ToolUse | None:
+    """What a request that was read by a table with these fields in it may call.
+
+    Raises:
+        InvalidRequestError: `tool_choice` is none of the choices there are.
+    """
+    return ToolUse.of(values["tools"], values["tool_choice"], values["parallel_tool_calls"])
