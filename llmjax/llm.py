@@ -370,8 +370,8 @@ class LLM:
         prompt, ids = encoded
         eos = self.tokenizer.eos_token_ids
         request = Request(str(next(self._ids)), ids, params, eos, options)
-        if params.structured_outputs is not None:
-            request.grammar = self.engine.grammars.compile(params.structured_outputs).result()
+        if (rules := self.engine.grammars.compile(params)) is not None:
+            request.rules = rules.result()
         with self._lock:
             self.engine.add(request)
             self._processor.add(request, prompt)
@@ -429,7 +429,7 @@ class LLM:
         ids = tokenizer.encode_chat(messages, **template)
         begun = messages[-1].get("content") if template.get("continue_final_message") else None
         names = config.tool_call_parser, config.reasoning_parser
-        form = ChatFormat.of(*names, tokenizer.tool_template)
+        form = ChatFormat.of(*names, template.get("chat_template") or tokenizer.tool_template)
         return ids, *plan_answer(form, use, params, tokenizer, ids, begun)
 
 

@@ -14,6 +14,7 @@ from .errors import InvalidRequestError, LlmjaxError
 from .message import ChatMessage
 
 MAX_STOPS = 64
+MAX_BAD_WORDS = 1000
 MAX_FLOAT = 3e38
 """The device counts in float32."""
 MAX_TIMEOUT = 1e9
@@ -162,6 +163,8 @@ class SamplingParams:
             `include_stop_str_in_output`.
         kept_special_ids: special tokens that are text, whatever `skip_special_tokens` says.
         structured_outputs: what the output must be; it ends where nothing more is allowed.
+        allowed_token_ids: the only tokens to choose from.
+        bad_words: what may not be said; of a word of several tokens the last does not come.
 
     Raises:
         InvalidRequestError: a value is of the wrong type or out of range; names the field.
@@ -189,6 +192,8 @@ class SamplingParams:
     kept_special_ids: tuple[int, ...] | list[int] = ()
     detokenize: bool = True
     structured_outputs: StructuredOutputs | None = None
+    allowed_token_ids: tuple[int, ...] | list[int] | None = None
+    bad_words: tuple[str, ...] | list[str] | None = None
 
     def __post_init__(self) -> None:
         for name, message in type_errors(self):
@@ -198,6 +203,7 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         object.__setattr__(self, "kept_special_ids", tuple(self.kept_special_ids))
         object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
+        object.__setattr__(self, "bad_words", tuple(self.bad_words or ()))
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
         self._check_numbers()
@@ -243,12 +249,24 @@ class SamplingParams:
         _check(ok, "stop_token_ids", ids, f"up to {MAX_STOPS} token ids")
         ok = all(i >= 0 and abs(v) <= 100 for i, v in bias.items())
         _check(ok, "logit_bias", bias, "token ids with values from -100 to 100")
+        allowed = self.allowed_token_ids
+        ok = allowed is None or (len(allowed) > 0 and min(allowed) >= 0)
+        _check(ok, "allowed_token_ids", allowed, "one or more token ids")
+        words = self.bad_words or ()
+        ok = len(words) <= MAX_BAD_WORDS and all(words)
+        _check(ok, "bad_words", words, f"up to {MAX_BAD_WORDS} non-empty strings")
         most = MAX_LOGIT_BIAS - 2 * MAX_STOPS
         _check(len(bias) <= most, "logit_bias", f"{len(bias)} entries", f"up to {most} entries")
 
     @property
     def greedy(self) -> bool:
         return self.temperature < 1e-5
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the tokens to choose from depend on more than the model."""
+        ruled = self.structured_outputs is not None or self.allowed_token_ids is not None
+        return ruled or bool(self.bad_words)
 
     @property
     def counts_tokens(self) -> bool:
@@ -293,7 +311,7 @@ class RequestOptions:
 
 
 class Constraint(Protocol):
-    """Follows a sequence's output through a grammar; see `llmjax.structured`."""
+    """Follows a sequence's output through what it is bound to; see `llmjax.structured`."""
 
     forced: list[int]
 
@@ -303,8 +321,8 @@ class Constraint(Protocol):
     def is_complete(self) -> bool: ...
 
 
-class Grammar(Protocol):
-    """What an output must be, compiled."""
+class Rules(Protocol):
+    """What the outputs of a request are bound to, made ready."""
 
     def start(self) -> Constraint: ...
 
@@ -314,7 +332,7 @@ class Request:
     """One prompt on its way through the engine, by token ids.
 
     Attributes:
-        grammar: what `params.structured_outputs` ask for.
+        rules: what `params` bind the outputs to, beyond numbers.
         eos_token_ids: the union of all end-of-sequence ids that the model declares.
         kv_key: what keys and values depend on beside tokens and positions: requests share
             pages where it is the same.
@@ -326,7 +344,7 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()
     options: RequestOptions = RequestOptions()
     kv_key: Hashable = None
-    grammar: Grammar | None = None
+    rules: Rules | None = None
     arrival_time: float = field(default_factory=time.monotonic)
 
 

@@ -128,9 +128,8 @@ class AsyncEngine:
         """
         key, eos = next(self._ids), self.tokenizer.eos_token_ids
         request = Request(key, prompt_token_ids, params, eos, options or RequestOptions())
-        if params.structured_outputs is not None:
-            grammar = self.engine.grammars.compile(params.structured_outputs)
-            request.grammar = await asyncio.shield(asyncio.wrap_future(grammar))
+        if (rules := self.engine.grammars.compile(params)) is not None:
+            request.rules = await asyncio.wrap_future(rules)
         if self._draining:
             raise ShutdownError("the engine is shutting down and takes no new requests")
         stream = _Stream(request_id, request, prompt)

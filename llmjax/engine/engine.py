@@ -58,7 +58,7 @@ class Engine:
         model: where it is loaded already.
 
     Attributes:
-        grammars: compiles what requests with structured outputs bring in `Request.grammar`.
+        grammars: compiles what requests bring in `Request.rules`.
         handover: holds requests whose prompts prefill workers compute, where there are any.
         num_steps: steps that have been committed, so far.
 
@@ -149,9 +149,9 @@ class Engine:
             Sequence(request, index, seed + index, list(request.prompt_token_ids))
             for index in range(request.params.n)
         ]
-        if request.grammar is not None:
+        if request.rules is not None:
             for seq in choices:
-                seq.constraint = request.grammar.start()
+                seq.constraint = request.rules.start()
         for seq in choices:
             self.scheduler.add(seq)
         if self.handover is not None:
@@ -309,6 +309,7 @@ class Engine:
             "prompt": request.prompt_token_ids,
             "stop_token_ids": params.stop_token_ids or (),
             "logit_bias": params.logit_bias or (),
+            "allowed_token_ids": params.allowed_token_ids or (),
         }
         for param, values in named.items():
             bad = next((i for i in values if not 0 <= i < vocab), None)

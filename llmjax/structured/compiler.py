@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from jaxtyping import Int
 from llguidance import (
     LLMatcher,
     LLParserLimits,
@@ -24,9 +27,10 @@ from llguidance import (
 )
 
 from ..errors import InvalidRequestError
-from ..request import StructuredOutputs
+from ..request import SamplingParams, StructuredOutputs
+from ..sampling import mask_words
 from ..tokenizer import Tokenizer
-from .constraint import Constraint
+from .constraint import BadWords, Constraint, as_bits
 from .lark import WHITESPACE, after_reasoning
 from .limits import check_choice, check_regex, check_schema, check_source, refuse
 
@@ -38,18 +42,22 @@ _REMEMBERED = 256
 _LIMITS = LLParserLimits(initial_lexer_fuel=2_000_000, verbose_errors=False)
 
 
-class Grammar:
-    """A compiled grammar; its sequences start at its beginning."""
+@dataclass(frozen=True)
+class Rules:
+    """What the outputs of a request are bound to; see `Constraint`."""
 
-    def __init__(self, matcher: LLMatcher):
-        self._matcher = matcher
+    matcher: LLMatcher | None
+    allowed: Int[np.ndarray, " W"] | None
+    bad_words: BadWords
 
     def start(self) -> Constraint:
-        return Constraint(self._matcher.deep_copy())
+        """Those of one sequence, before its first token."""
+        matcher = self.matcher and self.matcher.deep_copy()
+        return Constraint(matcher, self.allowed, self.bad_words)
 
 
 class GrammarCompiler:
-    """Compiles what requests ask for, and remembers it. Any thread may use it.
+    """Compiles what requests ask for, and remembers grammars. Any thread may use it.
 
     Args:
         vocab_size: of the model, whose logits the masks are for.
@@ -60,13 +68,48 @@ class GrammarCompiler:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._pool = ThreadPoolExecutor(num_threads, "llmjax-grammar")
         self._lock = threading.Lock()
-        self._known: OrderedDict[StructuredOutputs, Future[Grammar]] = OrderedDict()
+        self._known: OrderedDict[StructuredOutputs, Future[LLMatcher]] = OrderedDict()
 
-    def compile(self, wanted: StructuredOutputs) -> Future[Grammar]:
-        """The grammar, some time later.
+    def compile(self, params: SamplingParams) -> Future[Rules] | None:
+        """What a request's parameters bind its outputs to, some time later; None is nothing.
 
         The future raises `InvalidRequestError` where there is no such grammar.
         """
+        if not params.constrained:
+            return None
+        if params.structured_outputs is None:
+            return self._pool.submit(self._rules, params, None)
+        rules: Future[Rules] = Future()
+        rules.set_running_or_notify_cancel()  # who waits may go, what is settled stays
+
+        def settle(grammar: Future[LLMatcher]) -> None:
+            try:
+                rules.set_result(self._rules(params, grammar.result()))
+            except BaseException as error:
+                rules.set_exception(error)
+
+        self._grammar(params.structured_outputs).add_done_callback(settle)
+        return rules
+
+    def _rules(self, params: SamplingParams, matcher: LLMatcher | None) -> Rules:
+        allowed, words = params.allowed_token_ids, mask_words(self._vocab_size)
+        bits = as_bits(allowed, words) if allowed is not None else None
+        return Rules(matcher, bits, self._bad_words(params.bad_words or ()))
+
+    def _bad_words(self, words: Iterable[str]) -> BadWords:
+        """As vLLM's: a word alone, and behind a space where that makes it one token more."""
+        found: BadWords = {}
+        for word in words:
+            alone, behind = (
+                self._tokenizer.encode(text, add_special_tokens=False)
+                for text in (word.lstrip() or word, " " + word.lstrip())
+            )
+            for ids in (alone, behind):
+                if ids and (ids is alone or (ids[0] != alone[0] and len(ids) == len(alone))):
+                    found.setdefault(tuple(ids[:-1]), []).append(ids[-1])
+        return found
+
+    def _grammar(self, wanted: StructuredOutputs) -> Future[LLMatcher]:
         with self._lock:
             future = self._known.get(wanted)
             # An error that is raised again and again gathers tracebacks: it is found anew.
@@ -80,7 +123,7 @@ class GrammarCompiler:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _compile(self, wanted: StructuredOutputs) -> Grammar:
+    def _compile(self, wanted: StructuredOutputs) -> LLMatcher:
         label = wanted.label
         source = _SOURCES[wanted.kind](wanted.value, wanted, label)
         if wanted.after is not None:
@@ -88,7 +131,7 @@ class GrammarCompiler:
         matcher = LLMatcher(self._vocabulary, source, limits=_LIMITS, log_level=0)
         if matcher.is_error():
             raise refuse(label, matcher.get_error().strip())
-        return Grammar(matcher)
+        return matcher
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:

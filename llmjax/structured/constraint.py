@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Int
@@ -15,41 +15,87 @@ _executor: LLExecutor | None = None
 _TOGETHER = 4
 """Fewer masks are made faster by one thread than shared out."""
 
+BadWords = dict[tuple[int, ...], list[int]]
+"""Tokens that must not come next, by the ones before them."""
+
 
 class Constraint:
-    """Follows the tokens of a sequence through its grammar.
+    """Follows the tokens of a sequence through what they are bound to.
+
+    Args:
+        matcher: at the beginning of its grammar.
+        allowed: bits of the only tokens that may come.
+        bad_words: what may not be said.
 
     Attributes:
         forced: the tokens that come next, whatever the model would say; empty where it has a
             choice. They spell what the grammar leaves no choice of as the tokenizer would.
     """
 
-    def __init__(self, matcher: LLMatcher):
-        self.matcher = matcher
-        self.forced: list[int] = matcher.compute_ff_tokens()
+    def __init__(
+        self,
+        matcher: LLMatcher | None = None,
+        allowed: Int[np.ndarray, " W"] | None = None,
+        bad_words: BadWords | None = None,
+    ):
+        self.matcher, self.allowed, self._bad_words = matcher, allowed, bad_words or {}
+        self._longest = max(map(len, self._bad_words), default=0)
+        self._last: list[int] = []
+        self.forced: list[int] = self._find_forced()
 
     def accept(self, token_id: int) -> None:
         """Goes on by a token.
 
         Raises:
-            StructuredOutputError: the grammar has no such token here, or has become too complex
-                to be followed.
+            StructuredOutputError: there is no such token here, as nothing was left to choose
+                from, or the grammar has become too complex to be followed.
         """
-        if not self.matcher.consume_token(token_id):
-            raise StructuredOutputError(
-                "the structured output cannot go on: "
-                + (self.matcher.get_error() or f"token {token_id} is not allowed").splitlines()[0]
-            )
-        if self.forced and self.forced[0] == token_id:
-            self.forced = self.forced[1:]
-        else:
-            self.forced = []
-        self.forced = self.forced or self.matcher.compute_ff_tokens()
+        error = None
+        if not self._allows(token_id):
+            error = "allowed_token_ids, bad_words and the grammar together leave no token"
+        elif self.matcher is not None and not self.matcher.consume_token(token_id):
+            error = self.matcher.get_error() or f"token {token_id} is not allowed"
+        if error is not None:
+            raise StructuredOutputError(f"the output cannot go on: {error.splitlines()[0]}")
+        if self._longest:
+            self._last = [*self._last, token_id][-self._longest :]
+        self.forced = self.forced[1:] or self._find_forced()
 
     @property
     def is_complete(self) -> bool:
         """Nothing more is allowed."""
-        return self.matcher.is_stopped()
+        return self.matcher is not None and self.matcher.is_stopped()
+
+    def narrow(self, mask: Int[np.ndarray, " W"]) -> None:
+        """Takes out of a mask what the grammar does not know of."""
+        if self.forced:
+            word, bit = divmod(self.forced[0], 32)
+            mask[:] = 0
+            mask[word] = np.uint32(1 << bit).view(np.int32)
+        if self.allowed is not None:
+            mask &= self.allowed
+        bits = mask.view(np.uint32)
+        for token in self._bad_next():
+            bits[token // 32] &= ~np.uint32(1 << token % 32)
+
+    def _allows(self, token: int) -> bool:
+        if self.allowed is not None and not self.allowed[token // 32] >> token % 32 & 1:
+            return False
+        return token not in self._bad_next()
+
+    def _bad_next(self) -> set[int]:
+        last = tuple(self._last)
+        return {
+            token
+            for before, tokens in self._bad_words.items()
+            if not before or last[-len(before) :] == before
+            for token in tokens
+        }
+
+    def _find_forced(self) -> list[int]:
+        if self.matcher is None or self.allowed is not None or self._bad_words:
+            return []  # the grammar alone does not say what is left
+        return self.matcher.compute_ff_tokens()
 
 
 def fill_masks(
@@ -57,17 +103,26 @@ def fill_masks(
 ) -> None:
     """Sets in each (row, constraint)'s row the bits of the tokens that may come next."""
     global _executor
-    matchers = []
+    constraints = list(constraints)
+    matchers: list[tuple[LLMatcher, int]] = []
     for row, constraint in constraints:
-        if constraint.forced:
-            word, bit = divmod(constraint.forced[0], 32)
-            masks[row, word] = np.uint32(1 << bit).view(np.int32)
+        if constraint.matcher is None or constraint.forced:
+            masks[row] = -1
         else:
             matchers.append((constraint.matcher, row))
     if len(matchers) < _TOGETHER:
         for matcher, row in matchers:
             fill_next_token_bitmask(matcher, masks, row)
-        return
-    if _executor is None:
-        _executor = LLExecutor()
-    fill_next_token_bitmask_par(_executor, matchers, masks)
+    else:
+        if _executor is None:
+            _executor = LLExecutor()
+        fill_next_token_bitmask_par(_executor, matchers, masks)
+    for row, constraint in constraints:
+        constraint.narrow(masks[row])
+
+
+def as_bits(token_ids: Sequence[int], num_words: int) -> Int[np.ndarray, " W"]:
+    """A mask of some tokens; there are no others than it has bits for."""
+    bits = np.zeros(num_words * 32, bool)
+    bits[[i for i in token_ids if i < len(bits)]] = True
+    return np.packbits(bits, bitorder="little").view(np.int32)

@@ -15,6 +15,15 @@ from .chat import ChatTemplate
 from .detokenizer import TextStream
 from .pieces import Pieces
 
+INFILL_TOKENS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, SmolLM
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
+)
+"""What stands before the text, before what follows the gap, and where the gap is filled."""
+
 
 class Tokenizer:
     """A vocabulary with its special tokens and chat templates. Safe to share by threads.
@@ -133,6 +142,7 @@ class Tokenizer:
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        chat_template: str | None = None,
         **kwargs: Any,
     ) -> str:
         """The conversation as the model was trained to read it.
@@ -143,12 +153,27 @@ class Tokenizer:
             add_generation_prompt: end with what opens the assistant's answer.
             continue_final_message: end within the last message, for the model to go on;
                 excludes `add_generation_prompt`.
+            chat_template: Jinja source to take instead of the model's own.
             kwargs: any other variables that the template reads.
 
         Raises:
             InvalidRequestError: the arguments make no conversation.
             ChatTemplateError: there is no template, or it refused (its own words) or failed.
         """
+        if chat_template is not None:
+            template = ChatTemplate(chat_template, self._variables)
+        else:
+            template = self._template(tools)
+        return template.render(
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **kwargs,
+        )
+
+    def _template(self, tools: object) -> ChatTemplate:
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if name not in self._templates:
             others = ", ".join(sorted(self._templates))
@@ -158,15 +183,35 @@ class Tokenizer:
                 else "the model has no chat template; give one, or send a text prompt",
                 param="messages",
             )
-        return self._templates[name].render(
-            messages,
-            tools=tools,
-            documents=documents,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            **kwargs,
-        )
+        return self._templates[name]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> list[int]:
-        """Token ids of `render_chat` (same arguments); one BOS, whoever writes it."""
-        return self._begin(self._encode(self.render_chat(messages, **kwargs)))
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_special_tokens: bool = False,
+        **kwargs: Any,
+    ) -> list[int]:
+        """Token ids of `render_chat` (same arguments); one BOS, whoever writes it.
+
+        Args:
+            add_special_tokens: what texts end with is put behind the template's, too.
+        """
+        ids = self._begin(self._encode(self.render_chat(messages, **kwargs)))
+        return ids + self._suffix if add_special_tokens else ids
+
+    def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+        """Token ids of a text with a gap, for the model to fill.
+
+        Raises:
+            InvalidRequestError: the model has no tokens for that.
+        """
+        for names in INFILL_TOKENS:
+            ids = [i for name in names if (i := self.backend.token_to_id(name)) is not None]
+            if len(ids) == len(names):
+                before, after, middle = ids
+                text = [before, *self._encode(prefix), after, *self._encode(suffix), middle]
+                return self._begin(text)
+        raise InvalidRequestError(
+            "suffix: the model has no fill-in-the-middle tokens; leave it out", param="suffix"
+        )

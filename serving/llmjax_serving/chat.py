@@ -17,7 +17,7 @@ from .body import read_json
 from .formatter import Formatter, JsonObject, new_id
 from .generation import Job, run
 from .logprobs import chat_logprobs, prompt_logprobs
-from .prompts import encode_chat, fit, fit_beam
+from .prompts import encode_chat, fit, fit_beam, truncated
 from .schema.chat import ChatRequest, parse_chat
 from .schema.sampling import check_model
 from .sse import respond
@@ -49,7 +49,7 @@ class ChatFormatter(Formatter):
 
     def begin(self) -> list[JsonObject]:
         extra = self._prompt_token_ids()
-        delta = {"role": "assistant", "content": ""}
+        delta = {"role": "assistant", "content": self._echoed}
         empty = {"logprobs": None, "finish_reason": None}
         return [
             self.chunk([{"index": index, "delta": delta, **empty}]) | extra
@@ -69,11 +69,12 @@ class ChatFormatter(Formatter):
         choices = []
         for choice in output.outputs:
             said = self._message(choice)
-            message: JsonObject = {"role": "assistant", "content": said.content, "refusal": None}
+            content = self._echoed + said.content
+            message: JsonObject = {"role": "assistant", "content": content, "refusal": None}
             if self._reasons:
                 message |= reasoning_fields(said.reasoning or None)
             if said.tool_calls:
-                message["content"] = said.content or None
+                message["content"] = content or None
                 message["tool_calls"] = [call.as_dict() for call in said.tool_calls]
             choices.append(self._choice(choice, {"message": message}))
         return choices
@@ -96,6 +97,11 @@ class ChatFormatter(Formatter):
             delta["tool_calls"] = [{"index": index, **call.as_dict()} for index, call in calls]
         return delta
 
+    @property
+    def _echoed(self) -> str:
+        last = self._request.prompt.messages[-1]
+        return last["content"] if self._request.echo and last["role"] == "assistant" else ""
+
     def response(self, outputs: Sequence[RequestOutput]) -> JsonObject:
         body = super().response(outputs) | self._prompt_token_ids()
         entries = outputs[0].prompt_logprobs
@@ -107,7 +113,13 @@ class ChatFormatter(Formatter):
         logprobs = None
         if choice.logprobs is not None:
             num_top = self._request.params.logprobs or 0
-            logprobs = chat_logprobs(self._tokenizer, choice.token_ids, choice.logprobs, num_top)
+            logprobs = chat_logprobs(
+                self._tokenizer,
+                choice.token_ids,
+                choice.logprobs,
+                num_top,
+                tokens_as_ids=self._request.tokens_as_ids,
+            )
         body = {
             "index": choice.index,
             **said,
@@ -147,11 +159,12 @@ def make_job(
     """
     prompt = request.prompt
     token_ids = encode_chat(tokenizer, prompt)
+    token_ids = truncated(token_ids, request.truncate, request.params, max_model_len)
     params = fit(
         request.params, len(token_ids), max_model_len, default_max_tokens=None, param="messages"
     )
     names = config.tool_call_parser, config.reasoning_parser
-    form = ChatFormat.of(*names, tokenizer.tool_template)
+    form = ChatFormat.of(*names, prompt.template or tokenizer.tool_template)
     begun = prompt.messages[-1]["content"] if prompt.continue_final_message else None
     params, plan = plan_answer(form, request.tools, params, tokenizer, token_ids, begun)
     beam = fit_beam(request.beam, params)
@@ -163,7 +176,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     engine = state.ready_engine()
     body = parse_chat(await read_json(request), state.limits)
     check_model(body.model, state.model_name)
-    answer_id = new_id("chatcmpl")
+    answer_id = new_id("chatcmpl", body.request_id)
     tokenizer, config = engine.tokenizer, engine.config.model
     job, plan = await state.in_thread(
         make_job, answer_id, body, tokenizer, engine.max_model_len, config

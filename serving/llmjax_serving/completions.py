@@ -17,7 +17,7 @@ from .body import read_json
 from .formatter import Formatter, JsonObject, new_id
 from .generation import Job, Outputs, run
 from .logprobs import CompletionLogprobs, Entry, prompt_logprobs
-from .prompts import encode_prompt, fit, fit_beam
+from .prompts import encode_prompt, fit, fit_beam, truncated
 from .schema.completion import DEFAULT_MAX_TOKENS, CompletionRequest, parse_completion
 from .schema.sampling import check_model
 from .sse import respond
@@ -48,7 +48,9 @@ class CompletionFormatter(Formatter):
         self._prompt_entries: dict[int, Sequence[Entry | None]] = {}
         self._logprobs: defaultdict[int, CompletionLogprobs] = defaultdict(
             lambda: CompletionLogprobs(
-                tokenizer, skip_special_tokens=request.params.skip_special_tokens
+                tokenizer,
+                skip_special_tokens=request.params.skip_special_tokens,
+                tokens_as_ids=request.tokens_as_ids,
             )
         )
 
@@ -137,7 +139,11 @@ def make_jobs(
     """Tokenises the prompts. Raises InvalidRequestError where one does not fit."""
     jobs = []
     for i, prompt in enumerate(request.prompts):
-        token_ids = encode_prompt(tokenizer, prompt, request.add_special_tokens)
+        if request.suffix and isinstance(prompt, str):
+            token_ids = tokenizer.encode_infill(prompt, request.suffix)
+        else:
+            token_ids = encode_prompt(tokenizer, prompt, request.add_special_tokens)
+        token_ids = truncated(token_ids, request.truncate, request.params, max_model_len)
         params = fit(
             request.params,
             len(token_ids),
@@ -156,7 +162,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     engine = state.ready_engine()
     body = parse_completion(await read_json(request), state.limits)
     check_model(body.model, state.model_name)
-    answer_id = new_id("cmpl")
+    answer_id = new_id("cmpl", body.request_id)
     jobs = await state.in_thread(make_jobs, answer_id, body, engine.tokenizer, engine.max_model_len)
     formatter = CompletionFormatter(answer_id, state.model_name, body, jobs, engine.tokenizer)
     outputs = run(engine, jobs, engine.metrics, arrival)

@@ -21,6 +21,8 @@ class ServerConfig:
         max_body_bytes: the largest request body.
         metrics_alias: "vllm": /metrics tells everything under the prefix vllm: too, for
             dashboards and alerts made for it.
+        trust_request_chat_template: requests may bring a chat template of their own, which can keep
+            a thread busy for as long as it likes.
         log_stats_interval: seconds between two log lines about throughput, queue and pages, while
             there is work; 0 is none.
     """
@@ -32,6 +34,7 @@ class ServerConfig:
     shutdown_timeout: float = 30.0
     max_body_bytes: int = 32 * 2**20
     metrics_alias: str | None = None
+    trust_request_chat_template: bool = False
     log_stats_interval: float = 10.0
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from llmjax.errors import (
     QueueTimeoutError,
     RequestTimeoutError,
     ShutdownError,
+    StructuredOutputError,
 )
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -75,6 +76,8 @@ def api_error(error: Exception) -> ApiError:
         case InvalidRequestError():
             status = 404 if error.code == "model_not_found" else 400
             return ApiError(status, str(error), param=error.param, code=error.code)
+        case StructuredOutputError():
+            return ApiError(400, str(error), code="structured_output_failed")
         case QueueFullError():
             retry = {"Retry-After": str(error.retry_after)}
             return ApiError(429, str(error), code="queue_full", headers=retry)

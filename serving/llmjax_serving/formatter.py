@@ -16,8 +16,9 @@ from .usage import Usage
 JsonObject = dict[str, Any]
 
 
-def new_id(prefix: str) -> str:
-    return f"{prefix}-{uuid.uuid4().hex}"
+def new_id(prefix: str, asked: str | None = None) -> str:
+    """An answer's id: the client's own, or one that no other has."""
+    return f"{prefix}-{asked or uuid.uuid4().hex}"
 
 
 class Formatter(ABC):

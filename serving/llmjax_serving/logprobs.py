@@ -21,14 +21,24 @@ def finite(logprob: float) -> float:
     return max(logprob, FLOOR)
 
 
+def spelled(tokenizer: Tokenizer, token: int, tokens_as_ids: bool) -> str:
+    """A token for the client: its text, which others may share, or its id."""
+    return f"token_id:{token}" if tokens_as_ids else tokenizer.token_text(token)
+
+
 def chat_logprobs(
-    tokenizer: Tokenizer, token_ids: Sequence[int], entries: Sequence[Entry], num_top: int
+    tokenizer: Tokenizer,
+    token_ids: Sequence[int],
+    entries: Sequence[Entry],
+    num_top: int,
+    *,
+    tokens_as_ids: bool = False,
 ) -> dict[str, Any]:
     """The `logprobs` of a chat choice, with the exact bytes of every token."""
 
     def item(token: int, logprob: float) -> dict[str, Any]:
         return {
-            "token": tokenizer.token_text(token),
+            "token": spelled(tokenizer, token, tokens_as_ids),
             "logprob": finite(logprob),
             "bytes": list(tokenizer.token_bytes(token)),
         }
@@ -60,8 +70,10 @@ class CompletionLogprobs:
     character that is not whole yet count once it is.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool):
-        self._tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool, tokens_as_ids: bool = False
+    ):
+        self._tokenizer, self._tokens_as_ids = tokenizer, tokens_as_ids
         self._skip_special_tokens = skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
@@ -107,7 +119,7 @@ class CompletionLogprobs:
             text_offset.append(self._offset)
             self._offset += width(token)
         return {
-            "tokens": [self._tokenizer.token_text(token) for token in token_ids],
+            "tokens": [self._spelled(token) for token in token_ids],
             "token_logprobs": [
                 entry and finite(entry[token].logprob)
                 for token, entry in zip(token_ids, entries, strict=True)
@@ -120,5 +132,8 @@ class CompletionLogprobs:
         """By text, as the API has it; of tokens with the same text the likeliest stays."""
         top: dict[str, float] = {}
         for token, value in sorted(entry.items(), key=lambda pair: -pair[1].logprob):
-            top.setdefault(self._tokenizer.token_text(token), finite(value.logprob))
+            top.setdefault(self._spelled(token), finite(value.logprob))
         return top
+
+    def _spelled(self, token: int) -> str:
+        return spelled(self._tokenizer, token, self._tokens_as_ids)

@@ -28,34 +28,57 @@ def encode_chat(tokenizer: Tokenizer, prompt: ChatPrompt) -> list[int]:
     Raises:
         InvalidRequestError: the chat template refuses them, or there is no template.
     """
-    kwargs = dict(prompt.template_kwargs)
-    if prompt.tools:
-        kwargs["tools"] = [tool.as_dict() for tool in prompt.tools]
-    if prompt.reasoning_effort is not None:
-        kwargs = {**effort(prompt.reasoning_effort, tokenizer.tool_template or ""), **kwargs}
-    return tokenizer.encode_chat(
-        prompt.messages,
-        add_generation_prompt=prompt.add_generation_prompt,
-        continue_final_message=prompt.continue_final_message,
-        **kwargs,
-    )
+    return tokenizer.encode_chat(prompt.messages, **template_arguments(tokenizer, prompt))
 
 
-def effort(asked: str, template: str) -> dict[str, Any]:
+def template_arguments(tokenizer: Tokenizer, prompt: ChatPrompt) -> dict[str, Any]:
+    """What `Tokenizer.encode_chat` and `render_chat` take beside the messages.
+
+    Raises:
+        InvalidRequestError: the chat template knows of no `reasoning_effort`.
+    """
+    effort = prompt.reasoning_effort
+    optional = {
+        "tools": [tool.as_dict() for tool in prompt.tools] or None,
+        "documents": prompt.documents,
+        "chat_template": prompt.template,
+        "add_special_tokens": prompt.add_special_tokens or None,
+    }
+    return {
+        **({} if effort is None else thinking(effort, prompt.template or tokenizer.tool_template)),
+        **prompt.template_kwargs,
+        **{name: value for name, value in optional.items() if value is not None},
+        "add_generation_prompt": prompt.add_generation_prompt,
+        "continue_final_message": prompt.continue_final_message,
+    }
+
+
+def thinking(effort: str, template: str | None) -> dict[str, Any]:
     """How a chat template is told of a `reasoning_effort`.
 
     Raises:
         InvalidRequestError: it knows of none.
     """
-    if "reasoning_effort" in template:
-        return {"reasoning_effort": asked}
-    if asked == "none":
-        return {"enable_thinking": False} if "enable_thinking" in template else {}
+    if "reasoning_effort" in (template or ""):
+        return {"reasoning_effort": effort}
+    if effort == "none":
+        return {"enable_thinking": False} if "enable_thinking" in (template or "") else {}
     raise InvalidRequestError(
-        f"reasoning_effort is {asked!r}, allowed: none, as the model's chat template knows of no "
+        f"reasoning_effort is {effort!r}, allowed: none, as the model's chat template knows of no "
         "efforts",
         param="reasoning_effort",
     )
+
+
+def truncated(
+    token_ids: list[int], most: int | None, params: SamplingParams, max_model_len: int
+) -> list[int]:
+    """The last tokens of a prompt that the client lets be cut; see `ChatRequest.truncate`."""
+    if most is None:
+        return token_ids
+    if most == -1:
+        most = max(1, max_model_len - (params.max_tokens or 1))
+    return token_ids[-most:]
 
 
 def fit(

@@ -61,6 +61,7 @@ class ServerState:
             max_logprobs=engine.config.max_logprobs,
             max_prompts=engine.config.scheduler.max_queue_len,
             defaults=engine.generation_defaults,
+            chat_templates=self.config.trust_request_chat_template,
         )
 
     async def in_thread(self, work: Callable[..., T], *args: Any) -> T:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import jsonschema
 import pytest
 
 from llmjax import LLM, SamplingParams, StructuredOutputs
-from llmjax.errors import InvalidRequestError
+from llmjax.errors import InvalidRequestError, StructuredOutputError
 
 from .said import assert_idle
 
@@ -180,3 +181,32 @@ def test_what_is_forced_takes_no_steps_and_changes_no_token(llm):
     assert said[None][0] == said[1][0]
     assert said[None][1] < 12 and said[1][1] >= len(words)
     assert_idle(llm)
+
+
+@pytest.mark.parametrize("temperature", [0, 2.0])
+def test_only_what_is_allowed_and_nothing_bad(llm, temperature):
+    allowed = llm.tokenizer.encode("abcd ", add_special_tokens=False)
+    free = SamplingParams(
+        temperature=temperature, seed=8, max_tokens=100, ignore_eos=True, allowed_token_ids=allowed
+    )
+    text = llm.generate(PROMPT, free)[0].outputs[0].text
+    assert len(text) == 100 and set(text) == set("abcd ") if temperature else set("abcd ")
+    clean = replace(free, bad_words=["a", "bc", "dd"])
+    text = llm.generate(PROMPT, clean)[0].outputs[0].text
+    assert len(text) == 100
+    assert not re.search("a|bc|dd", text), text
+    with_grammar = replace(free, structured_outputs=StructuredOutputs(regex="([a-z] ){5}"))
+    text = llm.generate(PROMPT, with_grammar)[0].outputs[0].text
+    assert re.fullmatch("([a-d] ){5}", text)
+
+
+def test_where_no_token_is_left_the_request_fails_alone(llm):
+    (token,) = llm.tokenizer.encode("x", add_special_tokens=False)
+    stuck = SamplingParams(max_tokens=5, allowed_token_ids=[token], bad_words=["xx"])
+    fine = SamplingParams(max_tokens=5, seed=2, ignore_eos=True)
+    outputs = llm.generate([PROMPT, PROMPT], [stuck, fine])
+    assert isinstance(outputs[0].error, StructuredOutputError)
+    assert outputs[1].error is None and len(outputs[1].outputs[0].token_ids) == 5
+    assert_idle(llm)
+    with pytest.raises(InvalidRequestError, match="token id 5000 in allowed_token_ids"):
+        llm.generate(PROMPT, SamplingParams(allowed_token_ids=[5000]))

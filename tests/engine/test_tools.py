@@ -12,7 +12,7 @@ from llmjax import LLM, SamplingParams, StructuredOutputs
 from llmjax.answers import ChatFormat, ToolUse, plan_answer, read_tools
 from llmjax.answers.grammar import calls_grammar, strict_grammar
 from llmjax.answers.syntaxes import SYNTAXES
-from llmjax.errors import InvalidRequestError
+from llmjax.errors import InvalidRequestError, StructuredOutputError
 from llmjax.request import Reasoning
 from llmjax.structured import GrammarCompiler
 from llmjax.tokenizer import IncrementalDetokenizer, Tokenizer
@@ -133,12 +133,17 @@ def tokenizers(llm) -> list[Tokenizer]:
 
 def accepted(tokenizer: Tokenizer, wanted: StructuredOutputs, text: str) -> bool:
     compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size)
-    constraint = compiler.compile(wanted).result().start()
-    eos = min(tokenizer.eos_token_ids)
-    ids = [*tokenizer.encode(text, add_special_tokens=False), eos]
-    done = constraint.matcher.validate_tokens(ids)
-    compiler.close()
-    return done == len(ids)
+    params = SamplingParams(structured_outputs=wanted)
+    constraint = compiler.compile(params).result().start()
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    try:
+        for token in (*ids, min(tokenizer.eos_token_ids)):
+            constraint.accept(token)
+    except StructuredOutputError:
+        return False
+    finally:
+        compiler.close()
+    return True
 
 
 def required(name: str, tokenizer: Tokenizer) -> StructuredOutputs:

@@ -57,6 +57,9 @@ class ByteTokenizer:
         extra = "".join(f"{k}={v}" for k, v in kwargs.items())
         return self.encode(text + extra + ("<assistant>" if add_generation_prompt else ""))
 
+    def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+        return self.encode(f"<before>{prefix}<after>{suffix}<middle>")
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         kept = [i for i in ids if not (skip_special_tokens and i in self.special_ids)]
         return b"".join(map(self.token_bytes, kept)).decode(errors="replace")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from llmjax_serving.config import ServerConfig
+
 from .double import MAX_MODEL_LEN, EngineDouble, client_of, events, run_async
 
 URL = "/v1/chat/completions"
@@ -167,3 +169,42 @@ async def test_messages_that_do_not_fit_are_refused_with_the_numbers():
     assert body["error"]["param"] == "messages"
     assert asked["error"]["param"] == "max_tokens"
     assert not engine.seen
+
+
+@run_async
+async def test_documents_and_a_template_of_ones_own_reach_the_template():
+    engine, documents = EngineDouble(), [{"title": "T", "text": "x"}]
+    trusting = ServerConfig(trust_request_chat_template=True)
+    async with client_of(engine, trusting) as client:
+        status, _ = await post(client, documents=documents, chat_template="{{ messages }}")
+        assert status == 200
+    prompt = bytes(engine.seen[0][0]).decode()
+    assert "documents=[{'title': 'T', 'text': 'x'}]" in prompt
+    assert "chat_template={{ messages }}" in prompt
+    async with client_of(engine) as client:
+        status, body = await post(client, chat_template="{{ messages }}")
+        assert (status, body["error"]["param"]) == (400, "chat_template")
+        assert "--trust-request-chat-template" in body["error"]["message"]
+
+
+@run_async
+async def test_an_answer_that_begins_with_the_last_message():
+    begun = [USER, {"role": "assistant", "content": "Well: "}]
+    asked = {"messages": begun, "echo": True, "add_generation_prompt": False}
+    async with client_of(EngineDouble()) as client:
+        _, body = await post(client, **asked, continue_final_message=True)
+        chunks = await stream(client, **asked, continue_final_message=True)
+        _, plain = await post(client, echo=True)
+    assert body["choices"][0]["message"]["content"] == "Well: Hello"
+    deltas = [c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"]]
+    assert "".join(deltas) == "Well: Hello"
+    assert plain["choices"][0]["message"]["content"] == "Hello"
+
+
+@run_async
+async def test_a_long_conversation_is_cut_where_the_client_lets_it_be():
+    engine = EngineDouble()
+    async with client_of(engine) as client:
+        status, body = await post(client, truncate_prompt_tokens=11, request_id="r1")
+    assert status == 200 and body["id"] == "chatcmpl-r1"
+    assert bytes(engine.seen[0][0]) == b"<assistant>"

@@ -255,3 +255,39 @@ async def test_text_that_splits_lines_elsewhere_stays_one_event():
         raw = await response.read()
     lines = raw.decode().splitlines()
     assert json.loads(lines[0].removeprefix("data: "))["choices"][0]["text"] == said
+
+
+@run_async
+async def test_a_prompt_is_cut_where_the_client_lets_it_be():
+    engine = EngineDouble()
+    async with client_of(engine) as client:
+        status, body = await post(client, prompt="abcdef", truncate_prompt_tokens=2)
+        assert status == 200 and body["usage"]["prompt_tokens"] == 2
+        long = "x" * 2 * MAX_MODEL_LEN
+        for most, kept in ((-1, MAX_MODEL_LEN - 16), (40, 40)):
+            status, _ = await post(client, prompt=long, max_tokens=16, truncate_prompt_tokens=most)
+            assert status == 200 and len(engine.seen[-1][0]) == kept
+        status, body = await post(client, prompt=long)
+        assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+    assert engine.seen[0][0] == list(b"ef")
+
+
+@run_async
+async def test_what_is_to_follow_stands_behind_the_gap():
+    engine = EngineDouble()
+    async with client_of(engine) as client:
+        assert (await post(client, prompt="def f(", suffix="return x"))[0] == 200
+        status, body = await post(client, prompt=[1, 2], suffix="x")
+        assert (status, body["error"]["param"]) == (400, "suffix")
+    assert bytes(engine.seen[0][0]) == b"<before>def f(<after>return x<middle>"
+
+
+@run_async
+async def test_ids_that_the_client_chooses_and_tokens_by_their_ids():
+    async with client_of(EngineDouble()) as client:
+        asked = {"logprobs": 1, "request_id": "mine-1", "return_tokens_as_token_ids": True}
+        _, body = await post(client, prompt="a", **asked)
+    assert body["id"] == "cmpl-mine-1"
+    logprobs = body["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == [f"token_id:{b}" for b in b"Hello"]
+    assert all(key.startswith("token_id:") for top in logprobs["top_logprobs"] for key in top)

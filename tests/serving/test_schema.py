@@ -95,7 +95,14 @@ BAD_SAMPLING = [
     ("structured_outputs", {"regex": "a", "json": {}}),
     ("structured_outputs", {"choice": []}),
     ("structured_outputs", {"ragex": "a"}),
-    ("truncate_prompt_tokens", 5),
+    ("truncate_prompt_tokens", 0),
+    ("truncate_prompt_tokens", -2),
+    ("request_id", "a b"),
+    ("request_id", "x" * 129),
+    ("allowed_token_ids", []),
+    ("allowed_token_ids", [100]),
+    ("bad_words", [""]),
+    ("bad_words", "no"),
     ("length_penalty", 2),
     ("service_tier", "flex"),
     ("store", True),
@@ -140,6 +147,8 @@ def test_every_sampling_field_arrives(parse):
         "logit_bias": {"5": 1.5},
         "include_stop_str_in_output": True,
         "skip_special_tokens": False,
+        "allowed_token_ids": [1, 2, 3],
+        "bad_words": ["no"],
     }
     assert given.keys() == SAMPLING.keys() | {"max_tokens"}
     expected = SamplingParams(**{**given, "logit_bias": {5: 1.5}})
@@ -193,7 +202,8 @@ def test_fields_that_ask_for_nothing_are_accepted():
         ("reasoning_effort", "much"),
         ("functions", [{"name": "f"}]),
         ("chat_template", "{{ 1 }}"),
-        ("echo", True),
+        ("echo", 1),
+        ("documents", "a"),
         ("modalities", ["audio"]),
         ("max_completion_tokens", 0),
         ("top_logprobs", 2),
@@ -343,13 +353,13 @@ def test_prompt_logprobs_are_not_streamed():
 
 
 def test_tokenize_reads_text_or_messages():
-    assert parse_tokenize({"prompt": "a"}).add_special_tokens
-    request = parse_tokenize({"messages": [USER], "add_generation_prompt": False})
+    assert parse_tokenize({"prompt": "a"}, LIMITS).add_special_tokens
+    request = parse_tokenize({"messages": [USER], "add_generation_prompt": False}, LIMITS)
     assert request.prompt.add_generation_prompt is False
     with pytest.raises(InvalidRequestError, match="prompt is required"):
-        parse_tokenize({})
+        parse_tokenize({}, LIMITS)
     with pytest.raises(InvalidRequestError, match="unknown field: prompt"):
-        parse_tokenize({"messages": [USER], "prompt": "a"})
+        parse_tokenize({"messages": [USER], "prompt": "a"}, LIMITS)
 
 
 @pytest.mark.parametrize("tokens", [[-1], [100], ["a"], 5])

@@ -48,3 +48,15 @@ def test_threads_share_a_tokenizer():
         for _ in range(5):
             assert [*pool.map(tokenizer.encode, case["texts"])] == case["ids"]
             assert [*pool.map(tokenizer.decode, case["ids"])] == alone
+
+
+def test_a_gap_to_fill():
+    tokenizer = small("byte-level")
+    with pytest.raises(InvalidRequestError, match="no fill-in-the-middle tokens") as caught:
+        tokenizer.encode_infill("a", "b")
+    assert caught.value.param == "suffix"
+    names = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"]
+    tokenizer.backend.add_special_tokens(names)
+    before, after, middle = map(tokenizer.backend.token_to_id, names)
+    a, b = (tokenizer.encode(text, add_special_tokens=False) for text in ("a b", " c"))
+    assert tokenizer.encode_infill("a b", " c") == [before, *a, after, *b, middle]

@@ -119,7 +119,10 @@ PROMPT: dict[str, Field] = {
     "messages": Field(messages, required=True),
     "add_generation_prompt": Field(boolean, True),
     "continue_final_message": Field(boolean, False),
+    "add_special_tokens": Field(boolean, False),
+    "chat_template": Field(text),
     "chat_template_kwargs": Field(mapping, {}),
+    "documents": Field(list_of(mapping)),
 }
 """Fields that make the prompt text; /tokenize has them too."""
 
@@ -132,12 +135,10 @@ FIELDS: dict[str, Field] = {
     "max_completion_tokens": Field(integer(1)),
     "logprobs": Field(boolean, False),
     "top_logprobs": Field(integer(0)),
+    "echo": Field(boolean, False),
 }
 
 PROMPT_NO_OPS: dict[str, Parse] = {
-    "add_special_tokens": only(False),
-    "chat_template": only(),
-    "documents": only([]),
     "mm_processor_kwargs": only(),
 }
 
@@ -146,7 +147,6 @@ CHAT_NO_OPS: dict[str, Parse] = {
     **PROMPT_NO_OPS,
     "audio": only(),
     "best_of": only(1),
-    "echo": only(False),
     "function_call": only("none", "auto"),
     "functions": only([]),
     "modalities": only(["text"]),
@@ -156,7 +156,10 @@ CHAT_NO_OPS: dict[str, Parse] = {
 }
 
 RESERVED_TEMPLATE_NAMES = frozenset(
-    ("self", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+    (
+        *("self", "messages", "tools", "documents", "chat_template", "add_special_tokens"),
+        *("add_generation_prompt", "continue_final_message"),
+    )
 )
 """Arguments of `Tokenizer.encode_chat` that are no variables of the template."""
 
@@ -166,6 +169,8 @@ class ChatPrompt:
     """What the chat template is given.
 
     Attributes:
+        add_special_tokens: those that a text begins and ends with are added to the template's.
+        template: instead of the model's own.
         reasoning_effort: how long the model is to think; refused where the template knows none.
     """
 
@@ -173,14 +178,19 @@ class ChatPrompt:
     add_generation_prompt: bool
     continue_final_message: bool
     template_kwargs: dict[str, Any]
-    tools: tuple[Tool, ...]
-    reasoning_effort: str | None
+    documents: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = False
+    template: str | None = None
+    tools: tuple[Tool, ...] = ()
+    reasoning_effort: str | None = None
 
 
 @dataclass(frozen=True)
 class ChatRequest:
     """Attributes:
     params: max_tokens is None where the client said nothing (the rest of the context).
+    echo: the answer begins with the last message, where that is the assistant's.
+    truncate: tokens of the prompt that stay, its last ones; -1 is what the context holds.
     tools: what the model may call, or must.
     """
 
@@ -190,13 +200,17 @@ class ChatRequest:
     options: RequestOptions
     stream: bool
     stream_options: StreamOptions
+    echo: bool
+    truncate: int | None
+    request_id: str | None
     return_token_ids: bool
+    tokens_as_ids: bool
     beam: BeamSearchParams | None
     tools: ToolUse | None
     include_reasoning: bool
 
 
-def chat_prompt(values: dict[str, Any]) -> ChatPrompt:
+def chat_prompt(values: dict[str, Any], limits: Limits) -> ChatPrompt:
     generate, proceed = values["add_generation_prompt"], values["continue_final_message"]
     if generate and proceed:
         raise InvalidRequestError(
@@ -209,6 +223,12 @@ def chat_prompt(values: dict[str, Any]) -> ChatPrompt:
             "continue_final_message needs an assistant message at the end of messages",
             param="continue_final_message",
         )
+    if values["chat_template"] is not None and not limits.chat_templates:
+        raise InvalidRequestError(
+            "chat_template is allowed only where the server runs with "
+            "--trust-request-chat-template: a template can keep a processor busy for ever",
+            param="chat_template",
+        )
     taken = RESERVED_TEMPLATE_NAMES.intersection(values["chat_template_kwargs"])
     if taken:
         raise refuse("chat_template_kwargs", sorted(taken), "names other than these")
@@ -217,6 +237,9 @@ def chat_prompt(values: dict[str, Any]) -> ChatPrompt:
         generate,
         proceed,
         values["chat_template_kwargs"],
+        values["documents"],
+        values["add_special_tokens"],
+        values["chat_template"],
         values["tools"],
         values["reasoning_effort"],
     )
@@ -250,12 +273,16 @@ def parse_chat(body: dict[str, Any], limits: Limits) -> ChatRequest:
     )
     return ChatRequest(
         model=values["model"],
-        prompt=chat_prompt(values),
+        prompt=chat_prompt(values, limits),
         params=params,
         options=request_options(values),
         stream=values["stream"],
         stream_options=options,
+        echo=values["echo"],
+        truncate=values["truncate_prompt_tokens"],
+        request_id=values["request_id"],
         return_token_ids=values["return_token_ids"],
+        tokens_as_ids=values["return_tokens_as_token_ids"],
         beam=beam_params(values, limits),
         tools=use,
         include_reasoning=values["include_reasoning"],

@@ -9,7 +9,7 @@ from llmjax.beam_search import BeamSearchParams
 from llmjax.errors import InvalidRequestError
 from llmjax.request import RequestOptions, SamplingParams
 
-from .fields import Field, Parse, boolean, integer, is_integer, only, read, refuse
+from .fields import Field, Parse, boolean, integer, is_integer, only, read, refuse, text
 from .sampling import (
     COMMON,
     NO_OPS,
@@ -49,11 +49,11 @@ FIELDS: dict[str, Field] = {
     "echo": Field(boolean, False),
     "best_of": Field(integer(1)),
     "add_special_tokens": Field(boolean, True),
+    "suffix": Field(text, ""),
 }
 
 COMPLETION_NO_OPS: dict[str, Parse] = {
     **NO_OPS,
-    "suffix": only(""),
     "prompt_embeds": only(),
 }
 
@@ -63,6 +63,8 @@ class CompletionRequest:
     """Attributes:
     params: max_tokens is None where the client said nothing.
     echo_only: the prompt is asked back and nothing else (max_tokens 0 with echo).
+    suffix: what is to follow the completion.
+    truncate: tokens of a prompt that stay, its last ones; -1 is what the context holds.
     """
 
     model: str | None
@@ -74,7 +76,11 @@ class CompletionRequest:
     echo: bool
     echo_only: bool
     add_special_tokens: bool
+    suffix: str
+    truncate: int | None
+    request_id: str | None
     return_token_ids: bool
+    tokens_as_ids: bool
     return_prompt_logprobs: bool
     beam: BeamSearchParams | None
 
@@ -95,6 +101,8 @@ def parse_completion(body: dict[str, Any], limits: Limits) -> CompletionRequest:
         prompt if isinstance(prompt, str) else token_ids(prompt, limits, "prompt")
         for prompt in values["prompt"]
     ]
+    if values["suffix"] and not all(isinstance(prompt, str) for prompt in prompts):
+        raise InvalidRequestError("suffix is allowed with a prompt of text only", param="suffix")
     n, best_of = values["n"] or 1, values["best_of"]
     if best_of not in (None, n):
         raise refuse("best_of", best_of, f"the value of n ({n})")
@@ -121,7 +129,11 @@ def parse_completion(body: dict[str, Any], limits: Limits) -> CompletionRequest:
         echo=echo,
         echo_only=max_tokens == 0,
         add_special_tokens=values["add_special_tokens"],
+        suffix=values["suffix"],
+        truncate=values["truncate_prompt_tokens"],
+        request_id=values["request_id"],
         return_token_ids=values["return_token_ids"],
+        tokens_as_ids=values["return_tokens_as_token_ids"],
         return_prompt_logprobs=wants_prompt_logprobs,
         beam=beam_params(values, limits),
     )

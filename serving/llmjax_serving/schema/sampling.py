@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,12 +38,14 @@ class Limits:
         vocab_size: token ids are below it.
         max_prompts: of one request; None is no limit.
         defaults: sampling values of the model's authors, where a client says nothing.
+        chat_templates: requests may bring their own.
     """
 
     vocab_size: int
     max_logprobs: int
     max_prompts: int | None
     defaults: Mapping[str, float]
+    chat_templates: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,21 @@ def stream_options(value: Any, path: str) -> StreamOptions:
     return StreamOptions(options["include_usage"], options["continuous_usage_stats"])
 
 
+def truncation(value: Any, path: str) -> int:
+    if not (is_integer(value) and (value == -1 or value > 0)):
+        raise refuse(path, value, "an integer from 1, or -1 for what the context holds")
+    return int(value)
+
+
+def request_id(value: Any, path: str) -> str:
+    if not REQUEST_ID.fullmatch(text(value, path)):
+        raise refuse(path, value, "up to 128 letters, digits and any of _.:-")
+    return value
+
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+
 SAMPLING: dict[str, Field] = {
     "n": Field(integer()),
     "temperature": Field(number),
@@ -87,6 +105,8 @@ SAMPLING: dict[str, Field] = {
     "logit_bias": Field(logit_bias),
     "include_stop_str_in_output": Field(boolean),
     "skip_special_tokens": Field(boolean),
+    "allowed_token_ids": Field(list_of(integer(0))),
+    "bad_words": Field(list_of(text)),
 }
 """Fields of the same name and meaning in SamplingParams, which holds defaults and ranges."""
 
@@ -109,6 +129,9 @@ COMMON: dict[str, Field] = {
     "stream": Field(boolean, False),
     "stream_options": Field(stream_options),
     "return_token_ids": Field(boolean, False),
+    "return_tokens_as_token_ids": Field(boolean, False),
+    "truncate_prompt_tokens": Field(truncation),
+    "request_id": Field(request_id),
     "use_beam_search": Field(boolean, False),
     "length_penalty": Field(number, 1.0),
 }
@@ -121,13 +144,10 @@ NO_OPS: dict[str, Parse] = {
     "service_tier": only("auto", "default"),
     "store": only(False),
     # vLLM: features that are off at these values.
-    "allowed_token_ids": only(),
-    "bad_words": only([]),
     "kv_transfer_params": only(),
     "logits_processors": only([]),
-    "return_tokens_as_token_ids": only(False),
-    "spaces_between_special_tokens": only(True),
-    "truncate_prompt_tokens": only(),
+    # Nothing is put between tokens, as by transformers' fast tokenizers.
+    "spaces_between_special_tokens": boolean,
 }
 """Fields that completions and chat accept where their value asks for nothing."""
 
@@ -199,7 +219,7 @@ def sampling_params(
     for field, count in counts.items():
         if count is not None and count > limits.max_logprobs:
             raise refuse(field, count, f"up to {limits.max_logprobs} (the server's --max-logprobs)")
-    for field in ("logit_bias", "stop_token_ids"):
+    for field in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
         token_ids(values[field] or (), limits, field)
     given = {name: values[name] for name in SAMPLING if values[name] is not None}
     return SamplingParams(

@@ -42,11 +42,11 @@ class DetokenizeRequest:
     tokens: list[int]
 
 
-def parse_tokenize(body: dict[str, Any]) -> TokenizeRequest:
+def parse_tokenize(body: dict[str, Any], limits: Limits) -> TokenizeRequest:
     """Reads a prompt or chat messages. Raises InvalidRequestError."""
     if "messages" in body:
         values = read(body, TOKENIZE_CHAT, PROMPT_NO_OPS)
-        prompt: str | ChatPrompt = chat_prompt(values)
+        prompt: str | ChatPrompt = chat_prompt(values, limits)
         special = False
     else:
         values = read(body, TOKENIZE_TEXT, {})
