@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from aiohttp.test_utils import TestClient, TestServer
 
@@ -32,7 +32,8 @@ class ByteTokenizer:
 
     vocab_size = VOCAB
     special_ids = frozenset((BOS, EOS))
-    chat_template = "yes"
+    chat_template = tool_template = "yes"
+    special_tokens: ClassVar = {"<s>": BOS, "</s>": EOS}
 
     def __init__(self, adds_bos: bool = False):
         self.adds_bos = adds_bos
