@@ -180,8 +180,9 @@ def _from_json(value: Any, wanted: StructuredOutputs, label: str) -> str:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
             raise refuse(label, f"it is no JSON: {error}") from error
-    if not isinstance(value, dict | bool):
-        raise refuse(label, "a JSON schema is an object")
+    value = {} if value is True else value
+    if not isinstance(value, dict):
+        raise refuse(label, "allowed is a JSON schema that is an object, or true")
     check_schema(value, label)
     if wanted.disable_any_whitespace:
         options: JsonCompileOptions = {"whitespace_flexible": False}

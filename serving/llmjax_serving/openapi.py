@@ -10,7 +10,7 @@ from aiohttp import web
 from llmjax import __version__
 
 from .pages import PAGES
-from .schema import chat, completion, tokens
+from .schema import chat, completion, messages, tokens
 from .schema.fields import object_schema
 
 Schema = dict[str, Any]
@@ -53,6 +53,8 @@ TOOL_CALL = shape(
 REQUESTS: dict[str, Schema] = {
     "CompletionRequest": object_schema(completion.FIELDS, completion.COMPLETION_NO_OPS),
     "ChatRequest": object_schema(chat.FIELDS, chat.CHAT_NO_OPS),
+    "MessagesRequest": object_schema(messages.FIELDS, messages.NO_OPS),
+    "CountRequest": object_schema(messages.PROMPT, messages.NO_OPS),
     "TokenizeRequest": {
         "anyOf": [
             object_schema(tokens.TOKENIZE_TEXT),
@@ -124,6 +126,22 @@ ANSWERS: dict[str, Schema] = {
             "usage": ref("Usage"),
         }
     ),
+    "Message": shape(
+        {
+            "id": TEXT,
+            "type": {"const": "message"},
+            "role": {"const": "assistant"},
+            "model": TEXT,
+            "content": listed(shape({"type": {"enum": ["text", "thinking", "tool_use"]}})),
+            "stop_reason": {"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
+            "stop_sequence": nullable(TEXT),
+            "usage": shape({"input_tokens": COUNT, "output_tokens": COUNT}),
+        }
+    ),
+    "Count": shape({"input_tokens": COUNT}),
+    "AnthropicError": shape(
+        {"type": {"const": "error"}, "error": shape({"type": TEXT, "message": TEXT})}
+    ),
     "Tokens": shape(
         {
             "count": COUNT,
@@ -142,9 +160,10 @@ ANSWERS: dict[str, Schema] = {
 
 def operation(summary: str, answer: str, request: str | None = None, **more: Any) -> Schema:
     content = {"application/json": {"schema": ref(answer)}}
-    if answer in ("Completion", "ChatCompletion"):
+    if answer in ("Completion", "ChatCompletion", "Message"):
         content["text/event-stream"] = {"schema": TEXT}
-    failed = {"application/json": {"schema": ref("Error")}}
+    error = "AnthropicError" if answer in ("Message", "Count") else "Error"
+    failed = {"application/json": {"schema": ref(error)}}
     told = {
         "summary": summary,
         "responses": {
@@ -169,6 +188,12 @@ PATHS: dict[str, dict[str, Schema]] = {
     "/v1/completions": {"post": operation("Go on with prompts", "Completion", "CompletionRequest")},
     "/v1/chat/completions": {
         "post": operation("Answer a conversation", "ChatCompletion", "ChatRequest")
+    },
+    "/v1/messages": {
+        "post": operation("Answer a conversation, as Anthropic's", "Message", "MessagesRequest")
+    },
+    "/v1/messages/count_tokens": {
+        "post": operation("Tokens of such a conversation", "Count", "CountRequest")
     },
     "/v1/models": {"get": operation("What is served", "Models")},
     "/v1/models/{model}": {"get": operation("One model", "Model", parameters=[MODEL_PARAMETER])},

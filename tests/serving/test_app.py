@@ -226,8 +226,8 @@ async def test_every_route_but_health_wants_the_key():
                 ):
                     response = await send(url, headers=headers)
                     assert response.status == 401, url
-                    error = await error_of(response)
-                    assert error["code"] == "invalid_api_key"
+                    if not url.startswith("/v1/messages"):  # Anthropic's errors have no codes
+                        assert (await error_of(response))["code"] == "invalid_api_key"
         assert (await client.get("/nowhere")).status == 401
         assert (await client.get("/health")).status == 200
         key = {"Authorization": "Bearer s3cret"}
