@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from . import chat, completions, dashboard, info, pages, tokens
+from . import chat, completions, dashboard, info, openapi, pages, tokens
 from .auth import add_cors_headers, auth_middleware, cors_middleware
 from .errors import error_middleware
 from .state import STATE, ServerState, active_middleware
@@ -31,6 +31,7 @@ def make_app(state: ServerState) -> web.Application:
             web.get("/metrics", info.metrics),
             *(web.get(path, pages.page) for path in pages.PAGES),
             web.get("/dashboard/state", dashboard.state),
+            web.get("/openapi.json", openapi.openapi),
             web.get("/v1/models", info.list_models),
             web.get("/v1/models/{model:.+}", info.show_model),
             web.post("/v1/completions", completions.create_completion),

@@ -11,6 +11,8 @@ PAGES = {
     "/": ("playground.html", "text/html"),
     "/playground.css": ("playground.css", "text/css"),
     "/playground.js": ("playground.js", "text/javascript"),
+    "/docs": ("docs.html", "text/html"),
+    "/docs.js": ("docs.js", "text/javascript"),
     "/dashboard": ("dashboard.html", "text/html"),
     "/dashboard/dashboard.css": ("dashboard.css", "text/css"),
     "/dashboard/dashboard.js": ("dashboard.js", "text/javascript"),
