@@ -16,10 +16,10 @@ POLICIES = ("fcfs", "priority", "lpm")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8", "int4")
 TOOL_CALL_PARSERS = (
-    *("auto", "deepseek_v3", "deepseek_v31", "functiongemma", "hermes", "json", "llama3_json"),
-    *("mistral", "mistral_args", "pythonic"),
+    *("auto", "deepseek_v3", "deepseek_v31", "functiongemma", "gpt_oss", "hermes", "json"),
+    *("llama3_json", "mistral", "mistral_args", "pythonic"),
 )
-REASONING_PARSERS = ("auto", "deepseek_r1", "mistral", "qwen3")
+REASONING_PARSERS = ("auto", "deepseek_r1", "gpt_oss", "mistral", "qwen3")
 DEFAULT_KV_BUDGET = 2048
 PREFILL_ADDRESS = re.compile(
     r"memory|shm://(?P<name>[\w.-]{1,80})|tcp://(?P<host>[^:/\[\]]+|\[[^\]]+\]):(?P<port>\d{1,5})"
@@ -69,10 +69,10 @@ class ModelConfig:
             while they are loaded, in groups of 32, for the native CPU kernels. int4 leaves the
             matrix that gives the logits (the embedding too, where the two are one) at int8.
         tool_call_parser: how the model writes calls of functions in a chat: hermes (Qwen too),
-            llama3_json, mistral, mistral_args, pythonic, deepseek_v3, deepseek_v31,
+            llama3_json, mistral, mistral_args, pythonic, deepseek_v3, deepseek_v31, gpt_oss,
             functiongemma or json. "auto" goes by the chat template, none reads no calls.
-        reasoning_parser: how it writes what it thinks first: deepseek_r1, qwen3 or mistral. "auto"
-            goes by the chat template, none leaves it in the answer's content.
+        reasoning_parser: how it writes what it thinks first: deepseek_r1, qwen3, mistral or
+            gpt_oss. "auto" goes by the chat template, none leaves it in the answer's content.
     """
 
     model: str

@@ -80,6 +80,7 @@ class StructuredOutputs:
         disable_any_whitespace: none between the tokens of JSON.
         whitespace_pattern: a regular expression of what may be there; by default up to 8
             spaces, tabs and line breaks.
+        or_calls: a grammar in Lark's syntax of the calls that may stand in its place.
         after: the reasoning that comes first and is bound to nothing.
         asked_as: what messages call it; by default `structured_outputs.` and the kind.
 
@@ -95,6 +96,7 @@ class StructuredOutputs:
     structural_tag: str | dict | None = None
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
+    or_calls: str | None = None
     after: Reasoning | None = None
     asked_as: str | None = field(default=None, compare=False, repr=False)
 

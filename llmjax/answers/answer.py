@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ..message import ChatMessage
 from ..request import CompletionOutput
 from .calls import CallParser
+from .channels import ChannelParser
 from .reasoning import ReasoningParser
 
 
@@ -24,7 +25,7 @@ class AnswerParser:
 
     def __init__(
         self,
-        reasoning: ReasoningParser | None,
+        reasoning: ReasoningParser | ChannelParser | None,
         calls: CallParser | None,
         reasoning_end_id: int | None = None,
     ):

@@ -12,8 +12,9 @@ from ..errors import InvalidRequestError
 from ..request import Reasoning, RequestOutput, SamplingParams, StructuredOutputs
 from .answer import AnswerParser
 from .calls import CallParser
+from .channels import Channels
 from .grammar import calls_grammar, strict_grammar
-from .reasoning import REASONING, ReasoningParser, Tags, detect_reasoning
+from .reasoning import REASONING, Tags, detect_reasoning
 from .syntaxes import PLAIN_JSON, SYNTAXES, Syntax, detect_syntax
 from .tools import ToolUse
 
@@ -29,7 +30,7 @@ class ChatFormat:
     """How a model writes calls and reasoning; None where that is not known."""
 
     syntax: Syntax | None
-    tags: Tags | None
+    tags: Tags | Channels | None
 
     @staticmethod
     @lru_cache(64)
@@ -37,7 +38,9 @@ class ChatFormat:
         tool_call_parser: str | None, reasoning_parser: str | None, template: str | None
     ) -> ChatFormat:
         """The parsers of these names; "auto" goes by the text of the chat template."""
-        text, syntax, tags = template or "", None, None
+        text = template or ""
+        syntax: Syntax | None = None
+        tags: Tags | Channels | None = None
         if tool_call_parser == "auto":
             syntax = detect_syntax(text)
         elif tool_call_parser is not None:
@@ -46,6 +49,8 @@ class ChatFormat:
             tags = detect_reasoning(text)
         elif reasoning_parser is not None:
             tags = REASONING[reasoning_parser]
+        if syntax is SYNTAXES["gpt_oss"]:
+            tags = REASONING["gpt_oss"]  # It knows calls by their channel.
         return ChatFormat(syntax, tags)
 
 
@@ -55,12 +60,13 @@ class AnswerPlan:
 
     Attributes:
         use: the tools, read by `syntax`.
-        reasoning: what the answers begin with, or may.
+        reasoning: what the answers begin with, or may, written with `tags`.
         reasoning_end_id: the token that ends it, where it is one token.
     """
 
     syntax: Syntax | None = None
     use: ToolUse | None = None
+    tags: Tags | Channels | None = None
     reasoning: Reasoning | None = None
     reasoning_end_id: int | None = None
 
@@ -70,8 +76,8 @@ class AnswerPlan:
         if self.use is not None and self.syntax is not None:
             names = {tool.name for tool in self.use.tools}
             calls = CallParser(self.syntax, names, None if self.use.parallel else 1)
-        if self.reasoning is not None:
-            reasoning = ReasoningParser(self.reasoning)
+        if self.tags is not None and self.reasoning is not None:
+            reasoning = self.tags.parser(self.reasoning)
         return AnswerParser(reasoning, calls, self.reasoning_end_id)
 
     def reader(self) -> Callable[[RequestOutput], RequestOutput]:
@@ -103,16 +109,19 @@ def plan_answer(
         InvalidRequestError: names the field that cannot be had.
     """
     special = tokenizer.special_tokens
-    plan = AnswerPlan(*_bound_syntax(form, use), _reasoning(form, tokenizer, prompt_ids, begun))
+    reasoning = _reasoning(form, tokenizer, prompt_ids, begun)
+    plan = AnswerPlan(*_bound_syntax(form, use), form.tags, reasoning)
     wanted = params.structured_outputs
     if plan.use is not None and plan.syntax is not None:
         wanted = _bound(plan.syntax, plan.use, params.structured_outputs, special)
     texts = list(plan.syntax.special) if plan.syntax is not None else []
-    if plan.reasoning is not None:
-        texts += [plan.reasoning.begin, plan.reasoning.end]
-        end = tokenizer.encode(plan.reasoning.end, add_special_tokens=False)
+    if form.tags is not None and reasoning is not None:
+        texts += form.tags.special
+        end = tokenizer.encode(reasoning.end, add_special_tokens=False)
         plan = replace(plan, reasoning_end_id=end[0] if len(end) == 1 else None)
-        wanted = replace(wanted, after=plan.reasoning) if wanted is not None else None
+        if wanted is not None:
+            _check_can_be_bound(form.tags, wanted)
+            wanted = replace(wanted, after=reasoning)
     kept = (*params.kept_special_ids, *(special[text] for text in texts if text in special))
     return replace(params, structured_outputs=wanted, kept_special_ids=kept), plan
 
@@ -125,9 +134,9 @@ def _bound_syntax(form: ChatFormat, use: ToolUse | None) -> tuple[Syntax | None,
         return form.syntax if has_frame else PLAIN_JSON, use
     if form.syntax is None:
         raise InvalidRequestError(
-            "tool_choice is auto, allowed where it is known how the model writes calls: start the "
-            f"server with --tool-call-parser ({', '.join(SYNTAXES)}), or send required or a "
-            "function's name",
+            "tool_choice is auto, allowed where it is known how the model writes calls: say it with "
+            f"--tool-call-parser ({', '.join(SYNTAXES)}), or send none, required or a function's "
+            "name",
             param="tool_choice",
         )
     return form.syntax, use
@@ -136,20 +145,34 @@ def _bound_syntax(form: ChatFormat, use: ToolUse | None) -> tuple[Syntax | None,
 def _bound(
     syntax: Syntax, use: ToolUse, wanted: StructuredOutputs | None, special: dict[str, int]
 ) -> StructuredOutputs | None:
-    """What answers must be."""
-    if wanted is not None:
-        raise InvalidRequestError(
-            f"{wanted.label} and tools exclude each other: an answer that is bound to one cannot "
-            "be the other; send tool_choice none",
-            param=wanted.label.split(".")[0],
-        )
+    """What answers must be, where content must be what is `wanted`.
+
+    Answers that must be calls have no content.
+    """
     frame = syntax.frame
     if use.is_forced:
         assert frame is not None
         return calls_grammar(frame, use, special)
+    if wanted is not None:
+        if frame is None:
+            raise InvalidRequestError(
+                f"{wanted.label} and tools exclude each other, as there is no grammar of how the "
+                "model writes calls; send tool_choice none, required or a function's name",
+                param=wanted.label.split(".")[0],
+            )
+        return replace(wanted, or_calls=calls_grammar(frame, use, special).grammar)
     if frame is not None and syntax.tagged and any(tool.strict for tool in use.tools):
         return strict_grammar(frame, syntax.markers[0], use, special)
     return None
+
+
+def _check_can_be_bound(tags: Tags | Channels, wanted: StructuredOutputs) -> None:
+    if not tags.can_precede_grammar:
+        raise InvalidRequestError(
+            f"{wanted.label} and the reasoning parser gpt_oss exclude each other: channels have "
+            "no grammar yet",
+            param=wanted.label.split(".")[0],
+        )
 
 
 def _reasoning(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..request import Reasoning
 from .calls import ending_prefix
+from .channels import Channels
 from .reader import Reader, Reading
 
 
@@ -15,6 +16,15 @@ class Tags:
 
     begin: str
     end: str
+    can_precede_grammar = True
+
+    @property
+    def special(self) -> tuple[str, ...]:
+        """Texts that may be special tokens."""
+        return self.begin, self.end
+
+    def parser(self, expected: Reasoning) -> ReasoningParser:
+        return ReasoningParser(expected)
 
     def at_end_of(self, prompt: str) -> Reasoning | None:
         """What an answer to a prompt may begin with; None where the prompt has ended it.
@@ -33,17 +43,21 @@ class Tags:
         return Reasoning(self.begin, self.end, self.begin in answer)
 
 
-REASONING: dict[str, Tags] = {
+REASONING: dict[str, Tags | Channels] = {
     "deepseek_r1": Tags("<think>", "</think>"),
+    "gpt_oss": Channels(),
     "mistral": Tags("[THINK]", "[/THINK]"),
     "qwen3": Tags("<think>", "</think>"),
 }
 """By the names of `--reasoning-parser`."""
 
 
-def detect_reasoning(template: str) -> Tags | None:
-    """The tags that a chat template writes or looks for, if it does."""
-    return next((tags for tags in REASONING.values() if tags.end in template), None)
+_SIGNS = {"gpt_oss": "<|channel|>", "deepseek_r1": "</think>", "mistral": "[/THINK]"}
+
+
+def detect_reasoning(template: str) -> Tags | Channels | None:
+    """What a chat template writes reasoning with, or looks for, if it does."""
+    return next((REASONING[name] for name, sign in _SIGNS.items() if sign in template), None)
 
 
 class ReasoningParser:

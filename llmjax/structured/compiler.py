@@ -31,7 +31,7 @@ from ..request import SamplingParams, StructuredOutputs
 from ..sampling import mask_words
 from ..tokenizer import Tokenizer
 from .constraint import BadWords, Constraint, as_bits
-from .lark import WHITESPACE, after_reasoning
+from .lark import WHITESPACE, after_reasoning, or_calls
 from .limits import check_choice, check_regex, check_schema, check_source, refuse
 
 if TYPE_CHECKING:
@@ -126,6 +126,8 @@ class GrammarCompiler:
     def _compile(self, wanted: StructuredOutputs) -> LLMatcher:
         label = wanted.label
         source = _SOURCES[wanted.kind](wanted.value, wanted, label)
+        if wanted.or_calls is not None:
+            source = or_calls(source, wanted.or_calls)
         if wanted.after is not None:
             source = after_reasoning(source, wanted.after, self._tokenizer.special_tokens)
         matcher = LLMatcher(self._vocabulary, source, limits=_LIMITS, log_level=0)

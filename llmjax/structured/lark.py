@@ -37,10 +37,14 @@ def lark_json(schema: Mapping[str, Any]) -> str:
     return "%json " + text.replace("::=", r"::\u003d")
 
 
+def or_calls(grammar: str, calls: str) -> str:
+    """A grammar of which `grammar` is one half; Lark of `calls` is the other."""
+    start = {"name": "start", "lark_grammar": "start: @format | @calls"}
+    return _compose(start, *_named("format", grammar), {"name": "calls", "lark_grammar": calls})
+
+
 def after_reasoning(grammar: str, reasoning: Reasoning, special: Mapping[str, int]) -> str:
     """A grammar of which `grammar` is what comes after the reasoning."""
-    answer = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{}]
-    answer[0] = {"lark_grammar": grammar} | answer[0] | {"name": "answer"}
     end = lark_text(reasoning.end, special)
     thought = f"thought: TEXT {end}" if reasoning.end in special else f"thought[lazy]: TEXT {end}"
     begin = f"({lark_text(reasoning.begin, special)} thought SPACE?)?"
@@ -50,5 +54,17 @@ def after_reasoning(grammar: str, reasoning: Reasoning, special: Mapping[str, in
         r"TEXT: /(?s:.*)/",
         r"SPACE: /[ \n]{1,4}/",
     ]
-    first = {"name": "start", "lark_grammar": "\n".join(lines)}
-    return json.dumps({"grammars": [first, *answer]})
+    start = {"name": "start", "lark_grammar": "\n".join(lines)}
+    return _compose(start, *_named("answer", grammar))
+
+
+def _named(name: str, grammar: str) -> list[dict[str, Any]]:
+    """The parts of a grammar, the first of which others know by a name."""
+    if not grammar.startswith("{"):
+        return [{"name": name, "lark_grammar": grammar}]
+    first, *more = json.loads(grammar)["grammars"]
+    return [{**first, "name": name}, *more]
+
+
+def _compose(*grammars: dict[str, Any]) -> str:
+    return json.dumps({"grammars": grammars})

@@ -91,6 +91,39 @@ def test_a_call_with_a_flaw_is_another_call_or_content(case, at, flaw):
         assert whole.content == broken
 
 
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(MARKERS),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=4), inner,
+                      max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+FRAMED = sorted(name for name, syntax in SYNTAXES.items() if syntax.frame is not None)
+
+
+@given(
+    st.sampled_from(FRAMED),
+    st.lists(st.dictionaries(st.text("ab\n\"'{", max_size=3), VALUES, max_size=3), min_size=1),
+    st.lists(st.integers(0, 2**16), max_size=4),
+)
+def test_what_a_grammar_makes_a_parser_reads(name, many, ends):
+    frame = SYNTAXES[name].frame
+    many = many if frame.separator is not None else many[:1]
+    said = [frame.head_of("add") + json.dumps(arguments) + frame.tail for arguments in many]
+    text = frame.opening + (frame.separator or "").join(said) + frame.closing
+    assert meaning(read(name, *cut(text, ends))) == ("", [("add", one) for one in many])
+
+
+@given(
+    st.dictionaries(st.from_regex("[a-z_][a-z0-9_]{0,3}", fullmatch=True), VALUES, max_size=3),
+    st.lists(st.integers(0, 2**16), max_size=4),
+)
+def test_what_python_writes_is_read(arguments, ends):
+    text = "[add({})]".format(", ".join(f"{key}={value!r}" for key, value in arguments.items()))
+    assert meaning(read("pythonic", *cut(text, ends))) == ("", [("add", arguments)])
+
+
 def test_content_does_not_wait_for_what_cannot_be_a_call():
     parser = CallParser(SYNTAXES["hermes"], NAMES)
     said = [

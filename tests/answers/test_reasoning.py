@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from llmjax.answers.answer import AnswerParser
 from llmjax.answers.calls import CallParser
+from llmjax.answers.channels import ChannelParser, Channels
 from llmjax.answers.reasoning import REASONING, ReasoningParser, Tags
 from llmjax.answers.syntaxes import SYNTAXES
 from llmjax.config import REASONING_PARSERS
@@ -104,3 +105,50 @@ def test_calls_come_after_the_reasoning(ends):
     assert "".join(part.content for part in news) == "Now:"
     assert [c.name for part in news for c in part.tool_calls] == ["now"]
     assert parser.num_reasoning_tokens == len("<think>")
+
+
+HARMONY = [
+    (
+        "<|channel|>analysis<|message|>Need the <time>.<|end|><|start|>assistant<|channel|>"
+        "commentary<|message|>Let me look.<|end|><|start|>assistant<|channel|>commentary "
+        "to=functions.now <|constrain|>json<|message|>{}",
+        ("Need the <time>.", "Let me look.", ["now"]),
+    ),
+    (
+        "<|start|>assistant to=functions.now<|channel|>commentary json<|message|>{}<|call|>",
+        ("", "", ["now"]),
+    ),
+    (
+        "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>4!",
+        ("So.", "4!", []),
+    ),
+    ("Plain < text.", ("", "Plain < text.", [])),
+    ("<|channel|>ana", ("", "<|channel|>ana", [])),
+    ("<|channel|>analysis<|message|>cut <|en", ("cut <|en", "", [])),
+]
+
+
+@given(st.sampled_from(HARMONY), st.lists(st.integers(0, 2**16), max_size=8))
+def test_channels(case, ends):
+    text, expected = case
+    parser = AnswerParser(ChannelParser(), CallParser(SYNTAXES["gpt_oss"], NAMES))
+    *some, last = cut(text, ends)
+    news = [parser.push(piece, [], ended=False) for piece in some]
+    news.append(parser.push(last, [], ended=True))
+    reasoning = "".join(part.reasoning for part in news)
+    content = "".join(part.content for part in news)
+    assert (reasoning, content, [c.name for n in news for c in n.tool_calls]) == expected
+
+
+@given(
+    st.lists(st.sampled_from([*Channels.special, "analysis", "a", "to=functions.now"])),
+    st.lists(st.integers(0, 2**16), max_size=8),
+)
+def test_any_channels_are_read_and_pieces_do_not_matter(parts, ends):
+    def read(*pieces):
+        parser = ChannelParser()
+        news = [*map(parser.push, pieces), parser.finish()]
+        return "".join(r for r, _ in news), "".join(rest for _, rest in news)
+
+    text = "".join(parts)
+    assert read(*cut(text, ends)) == read(text)

@@ -73,6 +73,12 @@ CASES: list[tuple[str, str, str, Calls]] = [
         "",
         [PARIS, ADD, NONE],
     ),
+    (
+        "gpt_oss",
+        f"Hm.<|channel|>commentary to=functions.add <|constrain|>json<|message|>{ADD_JSON}<|call|>",
+        "Hm.",
+        [ADD],
+    ),
     ("json", f'[{{"name": "add", "arguments": {ADD_JSON}}}, {{"name": "now", "parameters": {{}}}}]',
      "", [ADD, NONE]),
     ("json", f'\n{{"name": "write", "arguments": {TRICKY_JSON}}}\n', "", [TRICKY]),
@@ -108,6 +114,8 @@ NO_CALLS = [
     ("deepseek_v31", "<｜tool▁calls▁begin｜>"),
     ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n"),
     ("functiongemma", "<start_function_call>call:now{a:<escape>x}<end_function_call>"),
+    ("gpt_oss", "<|channel|>final<|message|>{}<|call|>"),
+    ("gpt_oss", "<|channel|>commentary to=functions.now<|message|>{}"),
     ("json", "[]"),
     ("json", "[now()]"),
 ]

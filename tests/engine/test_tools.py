@@ -163,6 +163,11 @@ def answer_after(name: str, tokenizer: Tokenizer) -> StructuredOutputs:
     return replace(wanted, after=Reasoning("<think>", "</think>", name == "open"))
 
 
+def either(name: str, tokenizer: Tokenizer) -> StructuredOutputs:
+    calls = required(name, tokenizer).grammar
+    return replace(answer_after("", tokenizer), or_calls=calls)
+
+
 GOOD, BAD = '{"colour": "::= blue", "coats": 2}', '{"colour": "red"}'
 HERMES = '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
 MISTRAL = '[TOOL_CALLS] [{"name": "stop", "arguments": {}}, {"name": "paint", "arguments": %s}]'
@@ -191,6 +196,11 @@ ACCEPTED = [
     (answer_after, "", "<think>Hm.</think>no", True),
     (answer_after, "", "<think>Hm.no", False),
     (answer_after, "", "Hm.</think>no", False),
+    (either, "hermes", "<think>Hm.</think>yes", True),
+    (either, "hermes", f"<think>Hm.</think>{HERMES % ('paint', GOOD)}", True),
+    (either, "hermes", f"<think>Hm.</think>{HERMES % ('paint', BAD)}", False),
+    (either, "mistral_args", ARGS % ("stop", "{}"), True),
+    (either, "mistral_args", "maybe", False),
 ]
 
 

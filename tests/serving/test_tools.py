@@ -22,6 +22,7 @@ SAID = (
     '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 )
 QWEN = "<tool_call> arguments </think>"
+PYTHONIC, GPT_OSS = "[func_name1(params_name1=1)]", "<|channel|> <|message|>"
 CALLS = [("weather", {"city": "Nîmes"}), ("now", {})]
 
 
@@ -130,8 +131,10 @@ async def test_who_must_call_is_bound_to_it():
     [
         ("unknown", {}, "tool_choice", "--tool-call-parser"),
         (QWEN, {"tool_choice": "some"}, "tool_choice", "allowed"),
-        (QWEN, {"response_format": {"type": "json_object"}}, "response_format", "tools"),
-        (QWEN, {"structured_outputs": {"regex": "a"}}, "structured_outputs", "tools"),
+        (PYTHONIC, {"response_format": {"type": "json_object"}}, "response_format", "tools"),
+        (PYTHONIC, {"structured_outputs": {"regex": "a"}}, "structured_outputs", "tools"),
+        (GPT_OSS, {"response_format": {"type": "json_object"}}, "response_format", "tools"),
+        (GPT_OSS, {"tool_choice": "required"}, "tools", "gpt_oss"),
         (QWEN, {"use_beam_search": True}, "tools", "beam"),
         (QWEN, {"reasoning_effort": "low"}, "reasoning_effort", "chat template"),
     ],
@@ -161,6 +164,18 @@ async def test_a_schema_that_cannot_be_kept_to_is_named():
             assert (status, body["error"]["param"]) == (400, "tools[1].function.parameters")
         tools[1]["function"]["strict"] = False
         assert (await post(client, tools=tools))[0] == 200
+
+
+@run_async
+async def test_an_answer_is_of_its_format_or_a_call():
+    double = engine('<tool_call>{"name": "now", "arguments": {}}</tool_call>')
+    asked = {"tools": TOOLS, "response_format": {"type": "json_object"}}
+    async with client_of(double) as client:
+        _, body = await post(client, **asked)
+        await post(client, **asked, tool_choice="required")
+    assert body["choices"][0]["finish_reason"] == "tool_calls"
+    either, call = (params.structured_outputs for _, params in double.seen)
+    assert either.json_object and either.or_calls == call.grammar and not call.json_object
 
 
 @run_async

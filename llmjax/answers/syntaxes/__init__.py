@@ -3,6 +3,7 @@
 from .base import Call, Frame, Syntax
 from .deepseek import DeepSeek, DeepSeekV3
 from .functiongemma import FunctionGemma
+from .gpt_oss import GptOss
 from .hermes import Hermes
 from .llama import Llama3Json
 from .mistral import Mistral, MistralArgs
@@ -17,6 +18,7 @@ SYNTAXES: dict[str, Syntax] = {
     "deepseek_v3": DeepSeekV3(),
     "deepseek_v31": DeepSeek(),
     "functiongemma": FunctionGemma(),
+    "gpt_oss": GptOss(),
     "hermes": Hermes(),
     "json": PLAIN_JSON,
     "llama3_json": Llama3Json(),
@@ -27,6 +29,7 @@ SYNTAXES: dict[str, Syntax] = {
 """By the names of `--tool-call-parser`."""
 
 _SIGNS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("gpt_oss", ("<|channel|>", "<|message|>"), ()),
     ("mistral_args", ("[TOOL_CALLS]", "[ARGS]"), ()),
     ("mistral", ("[TOOL_CALLS]",), ()),
     ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json"), ()),
