@@ -14,7 +14,7 @@ from llmjax.message import ChatMessage
 from llmjax.request import CompletionOutput, RequestOutput
 
 from .body import read_json
-from .formatter import Formatter, JsonObject, new_id
+from .formatter import ChoicesFormatter, JsonObject, new_id
 from .generation import Job, run
 from .logprobs import chat_logprobs, prompt_logprobs
 from .prompts import encode_chat, fit, fit_beam, truncated
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from llmjax.tokenizer import Tokenizer
 
 
-class ChatFormatter(Formatter):
+class ChatFormatter(ChoicesFormatter):
     body_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
