@@ -214,11 +214,12 @@ class LLM:
         """
         is_chat = is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)  # type: ignore[index]
         one, treated = self._params(params, 1)[0], each_options(priority, options, 1)[0]
+        asked = {"tools": tools, "tool_choice": tool_choice}
         use = ToolUse.of(read_tools(tools), tool_choice, parallel_tool_calls)
         if is_chat:
             ids, one, plan = self._plan(prompt, one, use, template)  # type: ignore[arg-type]
             return self._stream((None, ids), one, treated, plan.reader())
-        given = [*template, *(["tools"] if use is not None else [])]
+        given = [*template] + [n for n, v in asked.items() if v is not None]
         if given:
             raise InvalidRequestError(
                 f"{', '.join(given)}: allowed with messages only, not with a prompt", param=given[0]

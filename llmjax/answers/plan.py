@@ -134,9 +134,9 @@ def _bound_syntax(form: ChatFormat, use: ToolUse | None) -> tuple[Syntax | None,
         return form.syntax if has_frame else PLAIN_JSON, use
     if form.syntax is None:
         raise InvalidRequestError(
-            "tool_choice is auto, allowed where it is known how the model writes calls: say it with "
-            f"--tool-call-parser ({', '.join(SYNTAXES)}), or send none, required or a function's "
-            "name",
+            "tool_choice is auto, allowed where it is known how the model writes calls: name that "
+            f"by --tool-call-parser ({', '.join(SYNTAXES)}), or send none, required or one "
+            "function's name",
             param="tool_choice",
         )
     return form.syntax, use

@@ -107,10 +107,11 @@ def read_tools(value: Any) -> tuple[Tool, ...]:
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise _refuse("tools", value, "a list of functions")
     tools = tuple(_read_tool(one, f"tools[{i}]") for i, one in enumerate(value))
-    names = [tool.name for tool in tools]
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            raise _refuse(f"tools[{i}].function.name", name, "a name that no other tool has")
+    names: set[str] = set()
+    for i, tool in enumerate(tools):
+        if tool.name in names:
+            raise _refuse(f"tools[{i}].function.name", tool.name, "a name that no other tool has")
+        names.add(tool.name)
     return tools
 
 

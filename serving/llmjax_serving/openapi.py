@@ -42,6 +42,14 @@ COUNT: Schema = {"type": "integer", "minimum": 0}
 ANY: Schema = {}
 FINISH_REASON = {"enum": ["stop", "length", "abort", "tool_calls", None]}
 
+TOOL_CALL = shape(
+    {
+        "id": TEXT,
+        "type": {"const": "function"},
+        "function": shape({"name": TEXT, "arguments": TEXT}),
+    }
+)
+
 REQUESTS: dict[str, Schema] = {
     "CompletionRequest": object_schema(completion.FIELDS, completion.COMPLETION_NO_OPS),
     "ChatRequest": object_schema(chat.FIELDS, chat.CHAT_NO_OPS),
@@ -70,6 +78,7 @@ ANSWERS: dict[str, Schema] = {
     "Usage": shape(
         {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT},
         prompt_tokens_details=shape({"cached_tokens": COUNT}),
+        completion_tokens_details=shape({"reasoning_tokens": COUNT}),
     ),
     "Completion": shape(
         {
@@ -102,7 +111,10 @@ ANSWERS: dict[str, Schema] = {
                     {
                         "index": COUNT,
                         "message": shape(
-                            {"role": {"const": "assistant"}, "content": nullable(TEXT)}
+                            {"role": {"const": "assistant"}, "content": nullable(TEXT)},
+                            reasoning=nullable(TEXT),
+                            reasoning_content=nullable(TEXT),
+                            tool_calls=listed(TOOL_CALL),
                         ),
                         "logprobs": nullable({"type": "object"}),
                         "finish_reason": FINISH_REASON,

@@ -7,7 +7,7 @@ import json
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmjax.answers.calls import CallParser
@@ -102,6 +102,7 @@ VALUES = st.recursive(
 FRAMED = sorted(name for name, syntax in SYNTAXES.items() if syntax.frame is not None)
 
 
+@settings(max_examples=50)
 @given(
     st.sampled_from(FRAMED),
     st.lists(st.dictionaries(st.text("ab\n\"'{", max_size=3), VALUES, max_size=3), min_size=1),

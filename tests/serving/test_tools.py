@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import jsonschema
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from llmjax_serving.openapi import REQUESTS
 
 from .double import ByteTokenizer, EngineDouble, client_of, run_async
 from .test_chat import USER, post, stream
@@ -205,6 +208,20 @@ async def test_structured_output_comes_after_the_reasoning():
     assert (message["content"], message["reasoning"]) == ("{}", "Hm.")
     first, second = (params.structured_outputs.after for _, params in double.seen)
     assert (*first,) == ("<think>", "</think>", False) and second is None
+
+
+def test_the_description_of_the_api_knows_tools():
+    checker = jsonschema.Draft202012Validator(REQUESTS["ChatRequest"])
+    named = {"type": "function", "function": {"name": "now"}}
+    asked = {"messages": [USER], "tools": TOOLS, "tool_choice": named, "reasoning_effort": "low"}
+    checker.validate(asked)
+    for wrong in (
+        {"tools": [{"type": "function"}]},
+        {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+        {"tool_choice": "any"},
+        {"reasoning_effort": "much"},
+    ):
+        assert not checker.is_valid(asked | wrong)
 
 
 @run_async

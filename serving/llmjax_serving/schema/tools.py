@@ -6,21 +6,58 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmjax.answers import Tool, ToolUse, read_tools
+from llmjax.answers.tools import NAME
 
-from .fields import Field, boolean, refuse
+from .fields import Field, boolean, described, refuse
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
+_NAMED = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}},
+            "required": ["name"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["type", "function"],
+    "additionalProperties": False,
+}
+_TOOL = {
+    **_NAMED,
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "pattern": f"^{NAME.pattern}$"},
+                "description": {"type": ["string", "null"]},
+                "parameters": {"type": ["object", "null"]},
+                "strict": {"type": ["boolean", "null"]},
+            },
+            "required": ["name"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@described({"type": "array", "items": _TOOL})
 def tools(value: Any, path: str) -> tuple[Tool, ...]:
     return read_tools(value)
 
 
+@described({"anyOf": [{"enum": ["none", "auto", "required"]}, _NAMED]})
 def tool_choice(value: Any, path: str) -> Any:
     """Anything: which choices there are depends on the tools."""
     return value
 
 
+@described({"enum": list(EFFORTS)})
 def reasoning_effort(value: Any, path: str) -> str:
     if value not in EFFORTS:
         raise refuse(path, value, ", ".join(EFFORTS))
