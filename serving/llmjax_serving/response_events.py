@@ -118,6 +118,7 @@ class ResponseFormatter(Formatter):
         self._num_events = 0
         self._error: JsonObject | None = None
         self._completed: int | None = None
+        self._ends = "cancelled"  # unless it says how
         self.status = "in_progress"
         self.has_begun = False
 
@@ -133,21 +134,23 @@ class ResponseFormatter(Formatter):
                 self._logprobs += self._spelled(choice)
             for segment in in_order(self._read(choice)):
                 events += self._tell(segment)
-            if choice.finish_reason is not None and self.status == "in_progress":
-                self.status = "incomplete" if choice.finish_reason == "length" else "completed"
+            if choice.finish_reason is not None:
+                self._ends = "incomplete" if choice.finish_reason == "length" else "completed"
         return events
 
     def end(self) -> list[JsonObject]:
+        if self.status == "in_progress":
+            self.status = self._ends
         events: list[JsonObject] = []
         for segment in in_order([self._parser.push("", (), ended=True)]):
             events += self._tell(segment)
         if not self._output and self._open is None:
             events += self._begin_item("message")
-        events += self._close(self.status if self.status == "completed" else "incomplete")
+        # There is neither an event of its own for what was cancelled, nor a status of items.
+        name = "completed" if self.status == "completed" else "incomplete"
+        events += self._close(name)
         if self.status == "completed":
             self._completed = int(time.time())
-        # There is no event of its own for a response that was cancelled.
-        name = "completed" if self.status == "completed" else "incomplete"
         return [*events, self._lifecycle(f"response.{name}")]
 
     def error_event(self, error: ApiError) -> JsonObject:

@@ -52,8 +52,12 @@ def check_tools(client: openai.OpenAI, model: str) -> None:
     }
     function = {"name": "paint", "parameters": schema, "strict": True}
     asked = {
-        **{"model": model, "messages": MESSAGES, "temperature": 0, "parallel_tool_calls": False},
-        **{"tools": [{"type": "function", "function": function}], "tool_choice": "required"},
+        "model": model,
+        "messages": MESSAGES,
+        "temperature": 0,
+        "parallel_tool_calls": False,
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": "required",
     }
     whole = client.chat.completions.create(**asked).choices[0]
     with client.chat.completions.stream(**asked) as stream:

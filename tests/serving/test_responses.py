@@ -17,8 +17,8 @@ from llmjax.errors import EngineDeadError, InvalidRequestError, QueueFullError
 from llmjax_serving.config import ServerConfig
 from llmjax_serving.responses import STORE
 
-from .double import MAX_MODEL_LEN, MODEL, EngineDouble, client_of, run_async, until
-from .test_tools import CALLS, CITY, SAID, engine
+from .double import MAX_MODEL_LEN, MODEL, ByteTokenizer, EngineDouble, client_of, run_async, until
+from .test_tools import CALLS, CITY, QWEN, SAID, engine
 
 URL = "/v1/responses"
 SPEC = json.loads((Path(__file__).parents[1] / "oracles/data/openai_responses.json").read_text())
@@ -231,14 +231,30 @@ async def test_items_come_in_the_order_in_which_they_were_said():
     assert {item["status"] for item in body["output"]} == {"completed"}
 
 
+class Slashed(ByteTokenizer):
+    """What ends the reasoning is one token: its slash."""
+
+    tool_template = QWEN
+
+    def encode(self, text, add_special_tokens=True):
+        return list(b"/") if text == "</think>" else super().encode(text, add_special_tokens)
+
+
+@pytest.mark.parametrize("size", [1, 4, 100])
 @run_async
-async def test_log_probabilities_are_of_the_text_alone():
-    async with client_of(engine("<think>Well", "</think>H", "i")) as client:
+async def test_log_probabilities_are_those_after_the_reasoning(size):
+    said = "<think>Well</think>Hi"
+    pieces = [said[i : i + size] for i in range(0, len(said), size)]
+    async with client_of(EngineDouble(says=pieces, tokenizer=Slashed())) as client:
         _, body = await post(client, **LOGPROBS)
-    (part,) = body["output"][1]["content"]
-    # The double has a token for each byte, so that </think> is no token of its own.
-    assert "".join(entry["token"] for entry in part["logprobs"]).endswith("Hi")
-    assert all(len(entry["top_logprobs"]) == 2 for entry in part["logprobs"])
+        events = await stream(client, **LOGPROBS)
+    for answer in (body, events[-1]["response"]):
+        (part,) = answer["output"][1]["content"]
+        assert part["text"] == "Hi"
+        assert "".join(entry["token"] for entry in part["logprobs"]) == "think>Hi"
+        assert all(len(entry["top_logprobs"]) == 2 for entry in part["logprobs"])
+        reasoning_tokens = answer["usage"]["output_tokens_details"]["reasoning_tokens"]
+        assert reasoning_tokens == len("<think>Well</")
 
 
 @run_async

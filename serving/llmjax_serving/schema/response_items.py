@@ -163,7 +163,9 @@ _KINDS = {
 
 @described({"type": "object", "properties": {"type": {"enum": [*_KINDS]}}})
 def item(value: Any, path: str) -> Item:
-    kind = mapping(value, path).get("type") or ("message" if "role" in value else None)
+    kind = mapping(value, path).get("type")
+    if kind is None:
+        kind = "message" if "role" in value else "item_reference" if "id" in value else None
     if not isinstance(kind, str) or kind not in _KINDS:
         raise refuse(f"{path}.type", kind, ", ".join(_KINDS))
     return _KINDS[kind](value, path)

@@ -319,10 +319,10 @@ def _chat_format(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _echo(values: dict[str, Any], choice: ToolChoice) -> dict[str, Any]:
-    optional = {name: values[name] for name in ("user",) if values[name] is not None}
+    user = values["user"]
     return {
         **{name: values[name] for name in ECHOED},
-        **optional,
+        **({} if user is None else {"user": user}),
         "background": False,
         "parallel_tool_calls": values["parallel_tool_calls"],
         "reasoning": {"effort": values["reasoning"], "summary": None},
