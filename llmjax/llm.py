@@ -428,7 +428,10 @@ class LLM:
         if use is not None:
             template = {**template, "tools": [tool.as_dict() for tool in use.offered]}
         ids = tokenizer.encode_chat(messages, **template)
-        begun = messages[-1].get("content") if template.get("continue_final_message") else None
+        begun = None
+        if template.get("continue_final_message"):
+            content = messages[-1].get("content")
+            begun = content if isinstance(content, str) else ""
         names = config.tool_call_parser, config.reasoning_parser
         form = ChatFormat.of(*names, template.get("chat_template") or tokenizer.tool_template)
         return ids, *plan_answer(form, use, params, tokenizer, ids, begun)

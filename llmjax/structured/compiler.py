@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -150,8 +150,14 @@ class GrammarCompiler:
 def check_json(schema: Any, label: str) -> None:
     """Raises InvalidRequestError, which names `label`, where no JSON can be bound to the schema."""
     source = _from_json(schema, StructuredOutputs(json_object=True), label)
-    if message := LLMatcher.validate_grammar(source, limits=_LIMITS):
-        raise refuse(label, message.strip())
+    if problem := _problem(source):
+        raise refuse(label, problem)
+
+
+@lru_cache(1024)
+def _problem(source: str) -> str:
+    """What is wrong with a grammar; the same tools come with every turn of a conversation."""
+    return LLMatcher.validate_grammar(source, limits=_LIMITS).strip()
 
 
 class _Vocabulary:

@@ -158,7 +158,8 @@ def _call(call: Any) -> Any:
             return call
     if not isinstance(arguments, Mapping):
         return call
-    return {**call, "function": {**function, "arguments": _Arguments(arguments)}}
+    given = {key: value for key, value in call.items() if value is not None}
+    return {**given, "function": {**function, "arguments": _Arguments(arguments)}}
 
 
 def _plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -172,7 +173,7 @@ def _plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         )
     plain = [{k: v for k, v in message.items() if v is not None} for message in messages]
     for message in plain:
-        if isinstance(calls := message.get("tool_calls"), Sequence):
+        if isinstance(calls := message.get("tool_calls"), list | tuple):
             message["tool_calls"] = [_call(call) for call in calls]
     return plain
 
