@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from llmjax.errors import EngineDeadError, InvalidRequestError, QueueFullError
 from llmjax_serving.config import ServerConfig
 from llmjax_serving.responses import STORE
+from llmjax_serving.schema.response_items import items, messages
 
 from .double import MAX_MODEL_LEN, MODEL, ByteTokenizer, EngineDouble, client_of, run_async, until
 from .test_tools import CALLS, CITY, QWEN, SAID, engine
@@ -119,6 +120,44 @@ async def openai_client(double):
 
 def prompts(double):
     return [bytes(ids).decode() for ids, _ in double.seen]
+
+
+def test_items_become_the_messages_that_chat_templates_know():
+    def call(number):
+        return {"type": "function_call", "call_id": number, "name": "f", "arguments": "{}"}
+
+    def called(number):
+        return {"id": number, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+    given = [
+        {"role": "developer", "content": "In French."},
+        {"role": "user", "content": [{"type": "input_text", "text": t} for t in ("a", "b")]},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "c"}]},
+        *(call("1"), call("2")),
+        {"type": "function_call_output", "call_id": "1", "output": "d"},
+        {"type": "function_call_output", "call_id": "2", "output": "e", "name": "f"},
+        call("3"),
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "So."}]},
+        {"role": "system", "content": "In Greek."},
+    ]
+    assert messages(items(given, "input"), "Be brief.") == [
+        {"role": "system", "content": "Be brief.\n\nIn French."},
+        {"role": "user", "content": "a\nb"},
+        {
+            "role": "assistant",
+            "reasoning_content": "Hm.",
+            "content": "c",
+            "tool_calls": [called("1"), called("2")],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "d"},
+        {"role": "tool", "tool_call_id": "2", "name": "f", "content": "e"},
+        {"role": "assistant", "tool_calls": [called("3")]},
+        {"role": "assistant", "content": "No."},
+        {"role": "assistant", "reasoning_content": "So."},
+        {"role": "system", "content": "In Greek."},
+    ]
 
 
 @run_async
