@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from . import chat, completions, dashboard, info, messages, openapi, pages, tokens
+from . import chat, completions, dashboard, info, messages, openapi, pages, responses, tokens
 from .auth import add_cors_headers, auth_middleware, cors_middleware
 from .errors import error_middleware
+from .response_store import ResponseStore
 from .state import STATE, ServerState, active_middleware
 
 
@@ -23,6 +24,7 @@ def make_app(state: ServerState) -> web.Application:
     )
     app[STATE] = state
     app[dashboard.SNAPSHOTS] = dashboard.Snapshots()
+    app[responses.STORE] = ResponseStore(config.max_stored_responses)
     app.on_response_prepare.append(add_cors_headers(config.allowed_origins))
     app.add_routes(
         [
@@ -38,6 +40,11 @@ def make_app(state: ServerState) -> web.Application:
             web.post("/v1/chat/completions", chat.create_chat_completion),
             web.post("/v1/messages", messages.create_message),
             web.post("/v1/messages/count_tokens", messages.count_tokens),
+            web.post("/v1/responses", responses.create),
+            web.get("/v1/responses/{response_id}", responses.retrieve),
+            web.delete("/v1/responses/{response_id}", responses.delete),
+            web.post("/v1/responses/{response_id}/cancel", responses.cancel),
+            web.get("/v1/responses/{response_id}/input_items", responses.input_items),
             web.post("/tokenize", tokens.tokenize),
             web.post("/detokenize", tokens.detokenize),
         ]

@@ -25,6 +25,8 @@ class ServerConfig:
             a thread busy for as long as it likes.
         log_stats_interval: seconds between two log lines about throughput, queue and pages, while
             there is work; 0 is none.
+        max_stored_responses: answers of /v1/responses that clients can come back to; those least
+            recently used are forgotten first.
     """
 
     host: str = "127.0.0.1"
@@ -36,12 +38,13 @@ class ServerConfig:
     metrics_alias: str | None = None
     trust_request_chat_template: bool = False
     log_stats_interval: float = 10.0
+    max_stored_responses: int = 1000
 
     def __post_init__(self) -> None:
         check_types(self)
         ranges = (
             *(("port", 0, 65535), ("shutdown_timeout", 0, 86400), ("max_body_bytes", 1, 2**40)),
-            ("log_stats_interval", 0, 86400),
+            *(("log_stats_interval", 0, 86400), ("max_stored_responses", 0, 10**6)),
         )
         for name, least, most in ranges:
             value = getattr(self, name)

@@ -10,7 +10,7 @@ from aiohttp import web
 from llmjax import __version__
 
 from .pages import PAGES
-from .schema import chat, completion, messages, tokens
+from .schema import chat, completion, messages, responses, tokens
 from .schema.fields import object_schema
 
 Schema = dict[str, Any]
@@ -55,6 +55,7 @@ REQUESTS: dict[str, Schema] = {
     "ChatRequest": object_schema(chat.FIELDS, chat.CHAT_NO_OPS),
     "MessagesRequest": object_schema(messages.FIELDS, messages.NO_OPS),
     "CountRequest": object_schema(messages.PROMPT, messages.NO_OPS),
+    "ResponseRequest": object_schema(responses.FIELDS, responses.NO_OPS),
     "TokenizeRequest": {
         "anyOf": [
             object_schema(tokens.TOKENIZE_TEXT),
@@ -142,6 +143,36 @@ ANSWERS: dict[str, Schema] = {
     "AnthropicError": shape(
         {"type": {"const": "error"}, "error": shape({"type": TEXT, "message": TEXT})}
     ),
+    "Response": shape(
+        {
+            "id": TEXT,
+            "object": {"const": "response"},
+            "created_at": COUNT,
+            "status": {"enum": ["completed", "failed", "in_progress", "cancelled", "incomplete"]},
+            "error": nullable(shape({"code": TEXT, "message": TEXT})),
+            "incomplete_details": nullable(shape({"reason": TEXT})),
+            "model": TEXT,
+            "output": listed(ref("ResponseItem")),
+        },
+        usage=shape({"input_tokens": COUNT, "output_tokens": COUNT, "total_tokens": COUNT}),
+    ),
+    "ResponseItem": shape(
+        {"id": TEXT, "type": {"enum": ["message", "reasoning", "function_call"]}},
+        content=listed(shape({"type": TEXT, "text": TEXT})),
+        call_id=TEXT,
+        name=TEXT,
+        arguments=TEXT,
+    ),
+    "InputItems": shape(
+        {
+            "object": {"const": "list"},
+            "data": listed(shape({"id": TEXT, "type": TEXT})),
+            "first_id": TEXT,
+            "last_id": TEXT,
+            "has_more": {"type": "boolean"},
+        }
+    ),
+    "Deleted": shape({"id": TEXT, "object": TEXT, "deleted": {"const": True}}),
     "Tokens": shape(
         {
             "count": COUNT,
@@ -158,9 +189,13 @@ ANSWERS: dict[str, Schema] = {
 }
 
 
+STREAMED = {"Completion", "ChatCompletion", "Message", "Response"}
+"""Answers that come as server-sent events where a request asks for that."""
+
+
 def operation(summary: str, answer: str, request: str | None = None, **more: Any) -> Schema:
     content = {"application/json": {"schema": ref(answer)}}
-    if answer in ("Completion", "ChatCompletion", "Message"):
+    if answer in STREAMED and request is not None:
         content["text/event-stream"] = {"schema": TEXT}
     error = "AnthropicError" if answer in ("Message", "Count") else "Error"
     failed = {"application/json": {"schema": ref(error)}}
@@ -183,7 +218,20 @@ def text_operation(summary: str, content_type: str = "text/plain") -> Schema:
     return {"summary": summary, "responses": {"200": {"description": "text", "content": content}}}
 
 
-MODEL_PARAMETER = {"name": "model", "in": "path", "required": True, "schema": TEXT}
+def in_path(name: str) -> list[Schema]:
+    return [{"name": name, "in": "path", "required": True, "schema": TEXT}]
+
+
+def in_query(name: str, schema: Schema) -> Schema:
+    return {"name": name, "in": "query", "schema": schema}
+
+
+OF_RESPONSE = in_path("response_id")
+OF_PAGE = [
+    in_query("limit", {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}),
+    in_query("order", {"enum": ["asc", "desc"], "default": "desc"}),
+    in_query("after", TEXT),
+]
 PATHS: dict[str, dict[str, Schema]] = {
     "/v1/completions": {"post": operation("Go on with prompts", "Completion", "CompletionRequest")},
     "/v1/chat/completions": {
@@ -195,8 +243,23 @@ PATHS: dict[str, dict[str, Schema]] = {
     "/v1/messages/count_tokens": {
         "post": operation("Tokens of such a conversation", "Count", "CountRequest")
     },
+    "/v1/responses": {
+        "post": operation("Answer a conversation, in items", "Response", "ResponseRequest")
+    },
+    "/v1/responses/{response_id}": {
+        "get": operation("A stored response", "Response", parameters=OF_RESPONSE),
+        "delete": operation("Forget a response", "Deleted", parameters=OF_RESPONSE),
+    },
+    "/v1/responses/{response_id}/cancel": {
+        "post": operation("End a response that runs", "Response", parameters=OF_RESPONSE)
+    },
+    "/v1/responses/{response_id}/input_items": {
+        "get": operation(
+            "The conversation a response answers", "InputItems", parameters=OF_RESPONSE + OF_PAGE
+        )
+    },
     "/v1/models": {"get": operation("What is served", "Models")},
-    "/v1/models/{model}": {"get": operation("One model", "Model", parameters=[MODEL_PARAMETER])},
+    "/v1/models/{model}": {"get": operation("One model", "Model", parameters=in_path("model"))},
     "/tokenize": {"post": operation("Text or messages to token ids", "Tokens", "TokenizeRequest")},
     "/detokenize": {"post": operation("Token ids to text", "Text", "DetokenizeRequest")},
     "/health": {"get": operation("Whether steps get done", "Status", security=[])},
