@@ -19,6 +19,8 @@ class ServerConfig:
         allowed_origins: web origins whose pages may call; "*" is all of them.
         shutdown_timeout: seconds that running requests get to end after SIGTERM.
         max_body_bytes: the largest request body.
+        files_dir: folder that keeps what clients upload to /v1/files and what comes of their
+            batches; by default there are none.
         metrics_alias: "vllm": /metrics tells everything under the prefix vllm: too, for
             dashboards and alerts made for it.
         trust_request_chat_template: requests may bring a chat template of their own, which can keep
@@ -35,6 +37,7 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = ("*",)
     shutdown_timeout: float = 30.0
     max_body_bytes: int = 32 * 2**20
+    files_dir: str | None = None
     metrics_alias: str | None = None
     trust_request_chat_template: bool = False
     log_stats_interval: float = 10.0

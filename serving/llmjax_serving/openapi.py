@@ -9,9 +9,10 @@ from aiohttp import web
 
 from llmjax import __version__
 
+from . import batches
 from .pages import PAGES
 from .schema import chat, completion, messages, responses, tokens
-from .schema.fields import object_schema
+from .schema.fields import mapping, object_schema
 
 Schema = dict[str, Any]
 
@@ -56,6 +57,7 @@ REQUESTS: dict[str, Schema] = {
     "MessagesRequest": object_schema(messages.FIELDS, messages.NO_OPS),
     "CountRequest": object_schema(messages.PROMPT, messages.NO_OPS),
     "ResponseRequest": object_schema(responses.FIELDS, responses.NO_OPS),
+    "BatchRequest": object_schema(batches.FIELDS, {"output_expires_after": mapping}),
     "TokenizeRequest": {
         "anyOf": [
             object_schema(tokens.TOKENIZE_TEXT),
@@ -173,6 +175,27 @@ ANSWERS: dict[str, Schema] = {
         }
     ),
     "Deleted": shape({"id": TEXT, "object": TEXT, "deleted": {"const": True}}),
+    "File": shape(
+        {"id": TEXT, "object": {"const": "file"}, "bytes": COUNT, "created_at": COUNT},
+        filename=TEXT,
+        purpose=TEXT,
+        status=TEXT,
+    ),
+    "Files": shape({"object": {"const": "list"}, "data": listed(ref("File"))}),
+    "Batch": shape(
+        {
+            "id": TEXT,
+            "object": {"const": "batch"},
+            "endpoint": TEXT,
+            "input_file_id": TEXT,
+            "status": TEXT,
+            "created_at": COUNT,
+            "output_file_id": nullable(TEXT),
+            "error_file_id": nullable(TEXT),
+            "request_counts": shape({"total": COUNT, "completed": COUNT, "failed": COUNT}),
+        }
+    ),
+    "Batches": shape({"object": {"const": "list"}, "data": listed(ref("Batch"))}),
     "Tokens": shape(
         {
             "count": COUNT,
@@ -232,6 +255,18 @@ OF_PAGE = [
     in_query("order", {"enum": ["asc", "desc"], "default": "desc"}),
     in_query("after", TEXT),
 ]
+UPLOAD = {
+    "required": True,
+    "content": {
+        "multipart/form-data": {
+            "schema": shape({"file": TEXT | {"format": "binary"}, "purpose": {"const": "batch"}})
+        }
+    },
+}
+OF_LIST = [
+    {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1}},
+    {"name": "after", "in": "query", "schema": TEXT},
+]
 PATHS: dict[str, dict[str, Schema]] = {
     "/v1/completions": {"post": operation("Go on with prompts", "Completion", "CompletionRequest")},
     "/v1/chat/completions": {
@@ -260,6 +295,26 @@ PATHS: dict[str, dict[str, Schema]] = {
     },
     "/v1/models": {"get": operation("What is served", "Models")},
     "/v1/models/{model}": {"get": operation("One model", "Model", parameters=in_path("model"))},
+    "/v1/files": {
+        "post": operation("Upload a batch file", "File", requestBody=UPLOAD),
+        "get": operation("Files", "Files", parameters=OF_LIST),
+    },
+    "/v1/files/{id}": {
+        "get": operation("One file", "File", parameters=in_path("id")),
+        "delete": operation("Delete a file", "Deleted", parameters=in_path("id")),
+    },
+    "/v1/files/{id}/content": {
+        "get": text_operation("What is in a file", "application/octet-stream")
+        | {"parameters": in_path("id")}
+    },
+    "/v1/batches": {
+        "post": operation("Answer a file of requests", "Batch", "BatchRequest"),
+        "get": operation("Batches", "Batches", parameters=OF_LIST),
+    },
+    "/v1/batches/{id}": {"get": operation("One batch", "Batch", parameters=in_path("id"))},
+    "/v1/batches/{id}/cancel": {
+        "post": operation("End a batch", "Batch", parameters=in_path("id"))
+    },
     "/tokenize": {"post": operation("Text or messages to token ids", "Tokens", "TokenizeRequest")},
     "/detokenize": {"post": operation("Token ids to text", "Text", "DetokenizeRequest")},
     "/health": {"get": operation("Whether steps get done", "Status", security=[])},

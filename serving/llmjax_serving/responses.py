@@ -21,6 +21,7 @@ from .body import read_json
 from .chat import make_job
 from .formatter import JsonObject
 from .generation import Job, Outputs, run
+from .owner import owner_of
 from .prompts import encode_chat
 from .response_events import ResponseFormatter
 from .response_store import ResponseStore, StoredResponse
@@ -44,11 +45,6 @@ if TYPE_CHECKING:
 LAST_WORDS_SECONDS = 5.0
 """What a response that is cancelled gets to end."""
 STORE = web.AppKey("responses", ResponseStore)
-
-
-def owner_of(request: web.Request) -> str:
-    """Whose responses a request may see."""
-    return request.get("owner") or ""
 
 
 def conversation_of(request: ResponseRequest, store: ResponseStore, owner: str) -> list[Item]:
