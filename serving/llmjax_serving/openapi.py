@@ -204,6 +204,7 @@ ANSWERS: dict[str, Schema] = {
             "token_strs": nullable(listed(TEXT)),
         }
     ),
+    "Rendered": shape({"prompt": TEXT, "prompt_token_ids": listed(COUNT), "count": COUNT}),
     "Text": shape({"prompt": TEXT}),
     "Model": shape({"id": TEXT, "object": {"const": "model"}, "created": COUNT, "owned_by": TEXT}),
     "Models": shape({"object": {"const": "list"}, "data": listed(ref("Model"))}),
@@ -314,6 +315,9 @@ PATHS: dict[str, dict[str, Schema]] = {
     "/v1/batches/{id}": {"get": operation("One batch", "Batch", parameters=in_path("id"))},
     "/v1/batches/{id}/cancel": {
         "post": operation("End a batch", "Batch", parameters=in_path("id"))
+    },
+    "/v1/chat/completions/render": {
+        "post": operation("The prompt of a conversation", "Rendered", "ChatRequest")
     },
     "/tokenize": {"post": operation("Text or messages to token ids", "Tokens", "TokenizeRequest")},
     "/detokenize": {"post": operation("Token ids to text", "Text", "DetokenizeRequest")},
