@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .beam_search import BeamSearchParams
+from .pooled import EmbeddingOutput, RerankOutput, ScoreOutput
 from .request import (
     CompletionOutput,
     Logprob,
@@ -28,10 +29,13 @@ __all__ = [
     "LLM",
     "BeamSearchParams",
     "CompletionOutput",
+    "EmbeddingOutput",
     "Logprob",
     "RequestOptions",
     "RequestOutput",
+    "RerankOutput",
     "SamplingParams",
+    "ScoreOutput",
     "StructuredOutputs",
 ]
 

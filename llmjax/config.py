@@ -15,6 +15,7 @@ KV_EVICTIONS = ("streaming", "snapkv")
 POLICIES = ("fcfs", "priority", "lpm")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8", "int4")
+POOLINGS = ("mean", "cls", "last", "max")
 DEFAULT_KV_BUDGET = 2048
 PREFILL_ADDRESS = re.compile(
     r"memory|shm://(?P<name>[\w.-]{1,80})|tcp://(?P<host>[^:/\[\]]+|\[[^\]]+\]):(?P<port>\d{1,5})"
@@ -63,6 +64,9 @@ class ModelConfig:
         quantization: "int8" or "int4": weights that the checkpoint has as floats are quantised
             while they are loaded, in groups of 32, for the native CPU kernels. int4 leaves the
             matrix that gives the logits (the embedding too, where the two are one) at int8.
+        pooling: makes embeddings of the hidden states of a model that would generate, or in
+            another way than its files say: their "mean" or "max", that of the first token ("cls")
+            or of the last one ("last").
     """
 
     model: str
@@ -72,12 +76,17 @@ class ModelConfig:
     served_model_name: str | None = None
     chat_template: str | None = None
     quantization: str | None = None
+    pooling: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.model, os.PathLike):
             object.__setattr__(self, "model", os.fspath(self.model))
         check_types(self)
         check_weight_types(self.dtype, self.quantization)
+        _require(
+            self.pooling is None or self.pooling in POOLINGS,
+            f"pooling is {self.pooling!r}, allowed: {', '.join(POOLINGS)}, or none",
+        )
         _require(
             self.max_model_len is None or self.max_model_len >= 2,
             f"max_model_len is {self.max_model_len}, allowed: 2 or more (a token in, a token out)",

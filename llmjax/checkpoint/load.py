@@ -23,12 +23,12 @@ from llmjax_kernels.packed import PackedWeight
 
 from ..config import check_weight_types
 from ..errors import ConfigError
-from ..models import Decoder
-from ..models.config import DecoderConfig
+from ..models import DecoderConfig, EncoderConfig, make_model
 from ..models.weights import WeightTable
 from ..parallel.partition import Partition, Sizes, partition
 from ..parallel.rules import logical_axes, parameter_sharding
 from ..tokenizer import Tokenizer
+from .architecture import require_decoder
 from .arrays import array_from_tensor, array_from_values
 from .base import FLOAT_TYPES, Checkpoint
 from .detect import open_checkpoint
@@ -130,7 +130,8 @@ def load_model(
     """
     check_weight_types(dtype, quantization)
     checkpoint = open_checkpoint(path)
-    config, table = checkpoint.read_architecture()
+    found, table = checkpoint.read_architecture()
+    config = require_decoder(found)
     native = page_size is not None and _runs_native(config, dtype, mesh, page_size)
     if quantization and not native:
         raise ConfigError(
@@ -145,7 +146,7 @@ def load_model(
         chosen = jnp.dtype(jnp.float32)
         packing = Packing(None if dtype == "auto" else jnp.dtype(dtype), quantization)
     else:
-        chosen, packing = _plain_dtype(dtype, checkpoint, table), None
+        chosen, packing = plain_dtype(dtype, checkpoint, table), None
 
     def sharding_of(path: str, shape: tuple[int, ...]) -> Sharding:
         if mesh is None:
@@ -206,7 +207,7 @@ def _runs_native(config: DecoderConfig, dtype: str, mesh: Mesh | None, page_size
     return native_available() and native_supports(config.head_dim, page_size)
 
 
-def _plain_dtype(dtype: str, checkpoint: Checkpoint, table: WeightTable | None) -> jnp.dtype:
+def plain_dtype(dtype: str, checkpoint: Checkpoint, table: WeightTable | None) -> jnp.dtype:
     if dtype != "auto":
         return jnp.dtype(dtype)
     if jax.default_backend() == "cpu":
@@ -223,7 +224,7 @@ def own_dtype(checkpoint: Checkpoint, table: WeightTable | None) -> jnp.dtype | 
 
 def load_weights(
     checkpoint: Checkpoint,
-    config: DecoderConfig,
+    config: DecoderConfig | EncoderConfig,
     table: WeightTable | None,
     dtype: jnp.dtype,
     sharding_of: ShardingOf,
@@ -254,7 +255,10 @@ def load_weights(
         for path, (_, leaf) in leaves.items()
     }
     plan = plan_weights(checkpoint, config, table, stored)
-    packer = Packer(checkpoint, config, plan, wanted, packing) if packing else None
+    packer = None
+    if packing:
+        assert isinstance(config, DecoderConfig)
+        packer = Packer(checkpoint, config, plan, wanted, packing)
     arrays: dict[str, jax.Array | PackedWeight] = {}
     total = sum(w.size * w.dtype.itemsize for w in wanted.values())
     with tqdm(
@@ -272,9 +276,11 @@ def load_weights(
     return Weights(graphdef, nnx.from_flat_state(state))
 
 
-def _parameters(config: DecoderConfig, dtype: jnp.dtype) -> tuple[nnx.GraphDef, dict[str, Any]]:
-    """A decoder without arrays: the place in its state and the shape of each, by path."""
-    graphdef, abstract = nnx.split(nnx.eval_shape(lambda: Decoder(config, dtype)))
+def _parameters(
+    config: DecoderConfig | EncoderConfig, dtype: jnp.dtype
+) -> tuple[nnx.GraphDef, dict[str, Any]]:
+    """A model without arrays: the place in its state and the shape of each, by path."""
+    graphdef, abstract = nnx.split(nnx.eval_shape(lambda: make_model(config, dtype)))
     flat = nnx.to_flat_state(abstract)
     return graphdef, {".".join(map(str, keys)): (keys, leaf) for keys, leaf in flat}
 
@@ -283,7 +289,7 @@ def _fill(
     checkpoint: Checkpoint,
     name: str,
     uses: list[Use],
-    config: DecoderConfig,
+    config: DecoderConfig | EncoderConfig,
     wanted: dict[str, jax.ShapeDtypeStruct],
     parts: Partition | None,
 ) -> dict[str, jax.Array]:

@@ -329,6 +329,10 @@ class Engine:
 
     def _check_model(self, model: DecoderConfig, native: bool) -> None:
         """Refuses what the model does not allow, before its weights are loaded."""
+        if self.config.model.pooling is not None:
+            raise ConfigError(
+                f"pooling is {self.config.model.pooling!r}, allowed where text is generated: none"
+            )
         if self.config.threads is not None and not native:
             raise ConfigError("threads: only the native CPU kernels take it, and XLA serves here")
         asked, own = self.config.model.max_model_len, model.max_position
