@@ -82,7 +82,7 @@ def read_encoder(
         mlp_size=required(c, "intermediate_size"),
         max_position=required(c, "max_position_embeddings") - position_offset,
         position_offset=position_offset,
-        num_types=required(c, "type_vocab_size"),
+        num_types=c.get("type_vocab_size", 2),
         norm_eps=c.get("layer_norm_eps", 1e-12),
         activation=activation(c.get("hidden_act") or "gelu"),  # type: ignore[arg-type]
         scores=architecture in scorers,

@@ -17,5 +17,4 @@ WEIGHTS = encoder_table("roberta.", "classifier.dense", "classifier.out_proj")
 
 def read_config(c: Mapping[str, Any]) -> EncoderConfig:
     # Positions count from the row after that of padding, a quirk of its first implementation.
-    padding = c.get("pad_token_id")
-    return read_encoder(c, scorers=SCORERS, position_offset=1 + (1 if padding is None else padding))
+    return read_encoder(c, scorers=SCORERS, position_offset=1 + c.get("pad_token_id", 1))
