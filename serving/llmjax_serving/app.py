@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from . import chat, completions, dashboard, info, tokens
+from . import chat, completions, dashboard, info, openapi, pages, tokens
 from .auth import add_cors_headers, auth_middleware, cors_middleware
 from .errors import error_middleware
 from .state import STATE, ServerState, active_middleware
@@ -17,7 +17,7 @@ def make_app(state: ServerState) -> web.Application:
         middlewares=[
             error_middleware,
             cors_middleware(config.allowed_origins),
-            auth_middleware(config.api_key, {"/health", *dashboard.PAGE}),
+            auth_middleware(config.api_key, {"/health", *pages.PAGES}),
             active_middleware,
         ],
     )
@@ -29,8 +29,9 @@ def make_app(state: ServerState) -> web.Application:
             web.get("/health", info.health),
             web.get("/version", info.version),
             web.get("/metrics", info.metrics),
-            *(web.get(path, dashboard.page) for path in dashboard.PAGE),
+            *(web.get(path, pages.page) for path in pages.PAGES),
             web.get("/dashboard/state", dashboard.state),
+            web.get("/openapi.json", openapi.openapi),
             web.get("/v1/models", info.list_models),
             web.get("/v1/models/{model:.+}", info.show_model),
             web.post("/v1/completions", completions.create_completion),

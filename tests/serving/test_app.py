@@ -15,6 +15,7 @@ from llmjax.errors import (
     ShutdownError,
 )
 from llmjax_serving.config import ServerConfig
+from llmjax_serving.pages import PAGES
 
 from .double import EOS, MODEL, ByteTokenizer, EngineDouble, client_of, run_async
 
@@ -210,8 +211,8 @@ async def test_every_route_but_health_wants_the_key():
     async with client_of(EngineDouble(), config) as client:
         routes = {r.resource.canonical for r in client.server.app.router.routes()}
         assert {"/v1/completions", "/metrics", "/health"} <= routes
-        # A browser loads the page before it can send a key; the page itself tells nothing.
-        page = {"/dashboard", "/dashboard/dashboard.css", "/dashboard/dashboard.js"}
+        # A browser loads pages before it can send a key; they themselves tell nothing.
+        page = set(PAGES)
         assert {"/dashboard/state", *page} <= routes
         for route in routes - page - {"/health"}:
             url = route.replace("{model}", MODEL)
