@@ -32,9 +32,10 @@ from .checks import shown
 from .config import EngineConfig
 from .engine.engine import Engine
 from .engine.outputs import OutputProcessor
-from .engine.pooling import PoolingEngine, cannot_generate, cannot_pool, make_pooling_engine
+from .engine.pooling import PoolingEngine, make_pooling_engine
 from .errors import InvalidRequestError, ShutdownError
 from .models import Decoder, ForwardOutput
+from .pooled import cannot_generate, cannot_pool
 from .pooling_api import PoolingAPI
 from .request import Request, RequestOptions, RequestOutput, SamplingParams
 from .tokenizer import Tokenizer
@@ -102,7 +103,7 @@ class LLM(PoolingAPI):
             InvalidRequestError: the model does not generate text.
         """
         if self._pooler is not None:
-            raise cannot_generate(self._pooler)
+            raise cannot_generate(self._pooler.config.model.name, self._pooler.task)
         if self._engine is None:
             raise ShutdownError("this LLM is closed; load the model again to go on")
         return self._engine

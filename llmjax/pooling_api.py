@@ -8,8 +8,7 @@ from typing import Any
 from .arguments import Prompt, as_batch, as_token_ids, is_list, refused
 from .engine.pooling import PoolingEngine
 from .engine.pooling_inputs import Plan
-from .errors import InvalidRequestError
-from .pooled import EmbeddingOutput, RerankOutput, ScoreOutput
+from .pooled import EmbeddingOutput, RerankOutput, ScoreOutput, best_first, pair_up
 
 _TEXT = "a string, or a list of token ids"
 
@@ -116,28 +115,6 @@ class PoolingAPI:
         finally:
             for future in futures:
                 future.cancel()  # Ctrl-C: what has not begun need not
-
-
-def pair_up(one: Sequence[str], other: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs of the texts of two sides: one to one, or one to all.
-
-    Raises:
-        InvalidRequestError: their numbers allow neither.
-    """
-    if len(one) == 1:
-        one = list(one) * len(other)
-    if len(one) != len(other) or not one:
-        raise InvalidRequestError(
-            f"text_1 has {len(one)} texts and text_2 {len(other)}, allowed: as many in both, or "
-            "one in text_1",
-            param="text_1",
-        )
-    return list(zip(one, other, strict=True))
-
-
-def best_first(scores: Sequence[float]) -> list[int]:
-    """Places of the scores, the highest first, equal ones in their order."""
-    return sorted(range(len(scores)), key=lambda i: -scores[i])
 
 
 def _texts(values: Any, param: str) -> list[str]:

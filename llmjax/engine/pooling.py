@@ -23,7 +23,6 @@ from ..config import PARTS, EngineConfig
 from ..errors import (
     ConfigError,
     EngineDeadError,
-    InvalidRequestError,
     LlmjaxError,
     QueueFullError,
     ShutdownError,
@@ -59,25 +58,6 @@ def make_pooling_engine(config: EngineConfig) -> PoolingEngine | None:
         return None
     _check_options(config, "scores pairs of texts" if pooling.task == "score" else "embeds texts")
     return PoolingEngine(config, load_pooling_model(checkpoint, pooling, dtype=config.model.dtype))
-
-
-def cannot_generate(engine: PoolingEngine) -> InvalidRequestError:
-    """What asking a model that pools for text is answered with."""
-    does = "embeds texts: /v1/embeddings, LLM.embed, and /score, /rerank by similarity"
-    if engine.task == "score":
-        does = "scores pairs of texts: /score, /rerank, LLM.score, LLM.rerank"
-    return InvalidRequestError(
-        f"{engine.config.model.name} does not generate text; it {does}", code="unsupported_task"
-    )
-
-
-def cannot_pool(name: str) -> InvalidRequestError:
-    """What asking a model that generates for vectors or scores is answered with."""
-    return InvalidRequestError(
-        f"{name} generates text; it embeds and scores only where it is loaded with pooling "
-        "(--pooling last or mean), which makes embeddings of its hidden states",
-        code="unsupported_task",
-    )
 
 
 def _check_options(config: EngineConfig, does: str) -> None:

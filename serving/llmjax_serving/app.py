@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from . import chat, completions, dashboard, info, openapi, pages, tokens
+from . import chat, completions, dashboard, embeddings, info, openapi, pages, tokens
 from .auth import add_cors_headers, auth_middleware, cors_middleware
 from .errors import error_middleware
 from .state import STATE, ServerState, active_middleware
@@ -36,6 +36,9 @@ def make_app(state: ServerState) -> web.Application:
             web.get("/v1/models/{model:.+}", info.show_model),
             web.post("/v1/completions", completions.create_completion),
             web.post("/v1/chat/completions", chat.create_chat_completion),
+            web.post("/v1/embeddings", embeddings.create_embedding),
+            *(web.post(path, embeddings.create_score) for path in openapi.SCORE),
+            *(web.post(path, embeddings.create_rerank) for path in openapi.RERANK),
             web.post("/tokenize", tokens.tokenize),
             web.post("/detokenize", tokens.detokenize),
         ]

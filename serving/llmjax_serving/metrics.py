@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -76,14 +76,19 @@ def cache_config(engine: AsyncEngine, stats: EngineStats) -> InfoMetricFamily:
 
 
 def render(engine: AsyncEngine, model_name: str, alias: str | None = None) -> bytes:
-    """All metrics in Prometheus's text format.
+    """All metrics of an engine that generates, as `exposed` writes them."""
+    now, stats = CollectorRegistry(), engine.stats()
+    now.register(StatsCollector(stats, model_name, cache_config(engine, stats)))
+    return exposed([engine.metrics.registry, now], alias)
+
+
+def exposed(registries: Sequence[CollectorRegistry], alias: str | None = None) -> bytes:
+    """These and the process's in Prometheus's text format.
 
     Args:
         alias: a prefix under which all of llmjax's are told a second time.
     """
-    now, stats = CollectorRegistry(), engine.stats()
-    now.register(StatsCollector(stats, model_name, cache_config(engine, stats)))
-    ours = generate_latest(engine.metrics.registry) + generate_latest(now)
+    ours = b"".join(map(generate_latest, registries))
     process = CollectorRegistry()
     ProcessCollector(registry=process)
     again = b""

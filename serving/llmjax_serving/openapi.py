@@ -10,7 +10,7 @@ from aiohttp import web
 from llmjax import __version__
 
 from .pages import PAGES
-from .schema import chat, completion, tokens
+from .schema import chat, completion, pooling, tokens
 from .schema.fields import object_schema
 
 Schema = dict[str, Any]
@@ -39,6 +39,7 @@ def nullable(schema: Schema) -> Schema:
 
 TEXT: Schema = {"type": "string"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
+NUMBER: Schema = {"type": "number"}
 ANY: Schema = {}
 FINISH_REASON = {"enum": ["stop", "length", "abort", "tool_calls", None]}
 
@@ -52,6 +53,9 @@ REQUESTS: dict[str, Schema] = {
         ]
     },
     "DetokenizeRequest": object_schema(tokens.DETOKENIZE),
+    "EmbeddingRequest": object_schema(pooling.EMBEDDING_FIELDS, pooling.POOLING_NO_OPS),
+    "ScoreRequest": object_schema(pooling.SCORE_FIELDS, pooling.POOLING_NO_OPS),
+    "RerankRequest": object_schema(pooling.RERANK_FIELDS, pooling.POOLING_NO_OPS),
 }
 ANSWERS: dict[str, Schema] = {
     "Error": shape(
@@ -121,6 +125,32 @@ ANSWERS: dict[str, Schema] = {
         }
     ),
     "Text": shape({"prompt": TEXT}),
+    "PoolingUsage": shape({"prompt_tokens": COUNT, "total_tokens": COUNT}),
+    "Embeddings": shape(
+        {
+            "object": {"const": "list"},
+            "data": listed(shape({"index": COUNT, "embedding": {"anyOf": [TEXT, listed(NUMBER)]}})),
+            "model": TEXT,
+            "usage": ref("PoolingUsage"),
+        }
+    ),
+    "Scores": shape(
+        {
+            "object": {"const": "list"},
+            "data": listed(shape({"index": COUNT, "score": NUMBER})),
+            "model": TEXT,
+            "usage": ref("PoolingUsage"),
+        }
+    ),
+    "Ranking": shape(
+        {
+            "results": listed(
+                shape({"index": COUNT, "relevance_score": NUMBER}, document=shape({"text": TEXT}))
+            ),
+            "model": TEXT,
+            "usage": ref("PoolingUsage"),
+        }
+    ),
     "Model": shape({"id": TEXT, "object": {"const": "model"}, "created": COUNT, "owned_by": TEXT}),
     "Models": shape({"object": {"const": "list"}, "data": listed(ref("Model"))}),
     "Status": shape({"status": TEXT}),
@@ -152,6 +182,9 @@ def text_operation(summary: str, content_type: str = "text/plain") -> Schema:
     return {"summary": summary, "responses": {"200": {"description": "text", "content": content}}}
 
 
+SCORE = ("/score", "/v1/score")
+RERANK = ("/rerank", "/v1/rerank", "/v2/rerank")
+"""Where vLLM has them, and Jina and Cohere."""
 MODEL_PARAMETER = {"name": "model", "in": "path", "required": True, "schema": TEXT}
 PATHS: dict[str, dict[str, Schema]] = {
     "/v1/completions": {"post": operation("Go on with prompts", "Completion", "CompletionRequest")},
@@ -160,6 +193,15 @@ PATHS: dict[str, dict[str, Schema]] = {
     },
     "/v1/models": {"get": operation("What is served", "Models")},
     "/v1/models/{model}": {"get": operation("One model", "Model", parameters=[MODEL_PARAMETER])},
+    "/v1/embeddings": {"post": operation("Texts to vectors", "Embeddings", "EmbeddingRequest")},
+    **{
+        path: {"post": operation("How well texts go together", "Scores", "ScoreRequest")}
+        for path in SCORE
+    },
+    **{
+        path: {"post": operation("Documents that answer a query", "Ranking", "RerankRequest")}
+        for path in RERANK
+    },
     "/tokenize": {"post": operation("Text or messages to token ids", "Tokens", "TokenizeRequest")},
     "/detokenize": {"post": operation("Token ids to text", "Text", "DetokenizeRequest")},
     "/health": {"get": operation("Whether steps get done", "Status", security=[])},
