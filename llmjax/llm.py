@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -69,6 +70,8 @@ class LLM(PoolingAPI):
         self._pooler = make_pooling_engine(config)
         if self._pooler is not None:
             self._pooler.start()
+            # Its thread would keep it, and the weights, for ever.
+            weakref.finalize(self, self._pooler.stop)
         else:
             self._engine = Engine(config)
             self._processor = OutputProcessor(self.tokenizer, self._engine.trace)
