@@ -83,16 +83,15 @@ def test_a_text_is_the_same_alone_and_in_a_crowd(pooled, name):
     assert np.abs(together[:-1] - together[1:]).max(axis=1).min() > 0.01
 
 
-@pytest.mark.parametrize("family", ["llama3", "gemma2"])
-def test_any_decoder_pools_where_it_is_told_to(make_model, family):
+@pytest.mark.parametrize(("family", "pooling"), [("llama3", "last"), ("gemma2", "mean")])
+def test_any_decoder_pools_where_it_is_told_to(make_model, family, pooling):
     ref = np.load(HERE.parent / "models" / "fixtures" / family / "ref.npz")
     hidden = ref["hidden"][-1]
-    for pooling, pooled in (("mean", hidden.mean(axis=0)), ("last", hidden[-1])):
-        if pooling == "mean":
-            folder = str(make_model(family))
-        with LLM(folder, pooling=pooling, token_buckets=(32,), max_model_len=32) as llm:
-            got = llm.embed([ref["prompt"], ref["prompt"]])[1].embedding
-        np.testing.assert_allclose(got, pooled / np.linalg.norm(pooled), atol=2e-5)
+    pooled = hidden[-1] if pooling == "last" else hidden.mean(axis=0)
+    options = {"pooling": pooling, "token_buckets": (32,), "max_model_len": 32}
+    with LLM(str(make_model(family)), **options) as llm:
+        got = llm.embed([ref["prompt"], ref["prompt"]])[1].embedding
+    np.testing.assert_allclose(got, pooled / np.linalg.norm(pooled), atol=2e-5)
 
 
 class TestRefusals:
