@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -197,7 +197,8 @@ class PoolingEngine:
     @property
     def num_requests(self) -> int:
         """Texts whose vectors are not there yet."""
-        return len(self._queue) + len(self._running)
+        with self._wake:
+            return len(self._queue) + len(self._running)
 
     async def drain(self, timeout: float) -> int:
         """Refuses new requests, waits for those there are, then stops.
@@ -295,7 +296,7 @@ class PoolingEngine:
             self.metrics.request_prompt_tokens.observe(len(waiting.input.token_ids))
             self.metrics.queue_time.observe(began - waiting.arrival)
             self.metrics.e2e_latency.observe(now - waiting.arrival)
-            waiting.future.set_result(vector)
+            waiting.future.set_result(vector.copy())  # or each would hold all of them
 
     def _pack(self, batch: list[_Waiting], T: int) -> PoolingBatch:
         return self.buckets.pack([waiting.input for waiting in batch], T)
@@ -306,7 +307,7 @@ class PoolingEngine:
             waiting, self._queue = [*self._running, *self._queue], deque()
             self._running = []
         for w in waiting:
-            with suppress(Exception):  # cancelled, or told already
+            with suppress(InvalidStateError):  # cancelled
                 w.future.set_exception(error)
 
     def _on_compiled(self, bucket: int, began: float) -> None:
