@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -57,11 +58,10 @@ def hf_family(config: Mapping[str, Any], path: Path) -> ModuleType:
 
 
 def _family(table: str, asked: str | None, path: Path) -> ModuleType:
+    # "Qwen3Model" is a "Qwen3ForCausalLM" that was saved without its head.
+    whole = re.sub("Model$", "ForCausalLM", asked) if isinstance(asked, str) else asked
     for family in FAMILIES:
-        if asked in getattr(family, table):
-            return family
-        # A decoder that was saved without its head.
-        if asked and asked.endswith("Model") and f"{asked[:-5]}ForCausalLM" in family.ARCHITECTURES:
+        if asked in getattr(family, table) or whole in getattr(family, table):
             return family
     raise UnsupportedModelError(
         f"{path}: architecture {asked!r} is not implemented; implemented are {_implemented(table)}"
