@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .beam_search import BeamSearchParams
+from .message import ChatMessage, ToolCall
 from .pooled import EmbeddingOutput, RerankOutput, ScoreOutput
 from .request import (
     CompletionOutput,
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "BeamSearchParams",
+    "ChatMessage",
     "CompletionOutput",
     "EmbeddingOutput",
     "Logprob",
@@ -37,6 +39,7 @@ __all__ = [
     "SamplingParams",
     "ScoreOutput",
     "StructuredOutputs",
+    "ToolCall",
 ]
 
 

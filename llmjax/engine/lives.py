@@ -16,6 +16,17 @@ from .plan import Plan
 from .waiting import WaitingQueue
 
 
+def check_room(limit: int | None, queues: Collection[WaitingQueue], now: float) -> None:
+    """Raises QueueFullError where no more requests may wait in these queues together."""
+    if limit is None or sum(queue.num_requests for queue in queues) < limit:
+        return
+    # What the oldest in the queue has waited is about what the way through it takes.
+    arrived = min(queue.oldest.request.arrival_time for queue in queues if len(queue))
+    raise QueueFullError(
+        f"{limit} requests wait already (max_queue_len)", retry_after=retry_after(now - arrived)
+    )
+
+
 class Lives:
     """All sequences that have not ended, and those that have and are still in flight.
 
@@ -83,14 +94,8 @@ class Lives:
             )
         max_len = longest(seq.prompt_len, request.params.max_tokens, self.max_model_len)
         self._check_whole(seq)
-        limit = self.config.max_queue_len
-        if not siblings and limit is not None and self.waiting.num_requests >= limit:
-            # What the oldest in the queue has waited is about what the way through it takes.
-            waited = self.clock() - self.waiting.oldest.request.arrival_time
-            raise QueueFullError(
-                f"{limit} requests wait already (max_queue_len)",
-                retry_after=retry_after(waited),
-            )
+        if not siblings:
+            check_room(self.config.max_queue_len, [self.waiting], self.clock())
         self._arrivals += 1
         seq.arrival = self._arrivals
         seq.status = Status.WAITING

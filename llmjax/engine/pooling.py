@@ -27,7 +27,7 @@ from ..errors import (
     QueueFullError,
     ShutdownError,
 )
-from ..metrics import Metrics
+from ..metrics import LABELS, Metrics
 from ..tokenizer import Tokenizer
 from .compile import Programs, enable_persistent_cache
 from .pooling_inputs import InputMaker, PoolingInput
@@ -90,6 +90,7 @@ class PoolingEngine:
 
     Attributes:
         inputs: makes them of texts.
+        ended: set, in the event loop that started it, once it has stopped or cannot go on.
         metrics: what it has done.
 
     Raises:
@@ -117,6 +118,8 @@ class PoolingEngine:
         self._wake = threading.Condition()
         self._stopping = self._draining = False
         self._error: LlmjaxError | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.ended = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="llmjax-pooling", daemon=True)
         self.bucket_tokens = self.padded_tokens = 0
         self._add_gauges()
@@ -150,6 +153,8 @@ class PoolingEngine:
 
     def start(self) -> None:
         """Starts to work on what is submitted."""
+        with suppress(RuntimeError):
+            self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     def submit(self, inputs: Sequence[PoolingInput]) -> list[Future[np.ndarray]]:
@@ -252,6 +257,10 @@ class PoolingEngine:
             failed = EngineDeadError(f"the engine has stopped: {error}")
             failed.__cause__ = error
             self._fail(failed)
+        finally:
+            if self._loop is not None:
+                with suppress(RuntimeError):  # it is closed
+                    self._loop.call_soon_threadsafe(self.ended.set)
 
     def _next(self) -> list[_Waiting]:
         """The texts of the next step, those that have waited longest; none: it is the end."""
@@ -325,8 +334,8 @@ class PoolingEngine:
             "step_padded_tokens": ("Of these, padding.", lambda: self.padded_tokens),
         }
         for name, (text, read) in values.items():
-            gauge = Gauge(f"llmjax:{name}", text, ["model_name"], registry=self.metrics.registry)
-            gauge.labels(self.config.model.name).set_function(read)
+            gauge = Gauge(f"llmjax:{name}", text, LABELS, registry=self.metrics.registry)
+            gauge.labels(self.config.model.name, "0").set_function(read)
 
 
 def _max_model_len(config: EngineConfig, model: PoolingModel) -> int:

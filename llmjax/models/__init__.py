@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 from . import bert, gemma2, gemma3, granite, llama, mistral, olmo2, phi3, qwen2, qwen3, roberta
 from .config import DecoderConfig
-from .decoder import Decoder, ForwardOutput
+from .decoder import Decoder, ForwardOutput, Stage
 from .encoder import Encoder, EncoderConfig
 
 FAMILIES = (llama, mistral, qwen2, qwen3, gemma2, gemma3, phi3, granite, olmo2, bert, roberta)
@@ -24,5 +24,6 @@ __all__ = [
     "Encoder",
     "EncoderConfig",
     "ForwardOutput",
+    "Stage",
     "make_model",
 ]

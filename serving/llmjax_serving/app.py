@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from . import chat, completions, dashboard, embeddings, info, openapi, pages, tokens
+from . import chat, completions, dashboard, embeddings, info, messages, openapi, pages, tokens
 from .auth import add_cors_headers, auth_middleware, cors_middleware
 from .errors import error_middleware
 from .state import STATE, ServerState, active_middleware
@@ -15,7 +15,7 @@ def make_app(state: ServerState) -> web.Application:
     app = web.Application(
         client_max_size=config.max_body_bytes,
         middlewares=[
-            error_middleware,
+            error_middleware({"/v1/messages": messages.error_body}),
             cors_middleware(config.allowed_origins),
             auth_middleware(config.api_key, {"/health", *pages.PAGES}),
             active_middleware,
@@ -36,6 +36,8 @@ def make_app(state: ServerState) -> web.Application:
             web.get("/v1/models/{model:.+}", info.show_model),
             web.post("/v1/completions", completions.create_completion),
             web.post("/v1/chat/completions", chat.create_chat_completion),
+            web.post("/v1/messages", messages.create_message),
+            web.post("/v1/messages/count_tokens", messages.count_tokens),
             web.post("/v1/embeddings", embeddings.create_embedding),
             *(web.post(path, embeddings.create_score) for path in openapi.SCORE),
             *(web.post(path, embeddings.create_rerank) for path in openapi.RERANK),

@@ -10,6 +10,7 @@ from typing import Any
 
 from llmjax.request import RequestOutput
 
+from .errors import ApiError
 from .schema.sampling import StreamOptions
 from .usage import Usage
 
@@ -22,17 +23,52 @@ def new_id(prefix: str, asked: str | None = None) -> str:
 
 
 class Formatter(ABC):
-    """Turns the outputs of one HTTP request into its body or its events."""
+    """Turns the outputs of one HTTP request into its body or its events.
+
+    Attributes:
+        names_events: events say on the wire what their "type" is.
+        ends_with: what ends a stream.
+    """
+
+    names_events = False
+    ends_with = b"data: [DONE]\n\n"
+
+    def __init__(self, answer_id: str, model: str):
+        self._id = answer_id
+        self._created = int(time.time())
+        self._model = model
+        self._usage = Usage()
+
+    @abstractmethod
+    def begin(self) -> list[JsonObject]:
+        """Events before the first output."""
+
+    @abstractmethod
+    def chunks(self, prompt: int, output: RequestOutput) -> list[JsonObject]:
+        """Events for the news `output` of prompt number `prompt`."""
+
+    @abstractmethod
+    def end(self) -> list[JsonObject]:
+        """Events after the last output."""
+
+    @abstractmethod
+    def response(self, outputs: Sequence[RequestOutput]) -> JsonObject:
+        """The body of an answer that is not streamed."""
+
+    def error_event(self, error: ApiError) -> JsonObject:
+        """The last event of a stream that fails."""
+        return error.body()
+
+
+class ChoicesFormatter(Formatter):
+    """Answers made of choices, as OpenAI's completions are."""
 
     body_object: str
     chunk_object: str
 
     def __init__(self, answer_id: str, model: str, options: StreamOptions):
-        self._id = answer_id
-        self._created = int(time.time())
-        self._model = model
+        super().__init__(answer_id, model)
         self._options = options
-        self._usage = Usage()
 
     @abstractmethod
     def choices(self, prompt: int, output: RequestOutput) -> list[JsonObject]:
@@ -43,22 +79,18 @@ class Formatter(ABC):
         """What is new in each choice, of a streamed answer; none for a choice without news."""
 
     def begin(self) -> list[JsonObject]:
-        """Events before the first output."""
         return []
 
     def chunks(self, prompt: int, output: RequestOutput) -> list[JsonObject]:
-        """Events for the news `output` of prompt number `prompt`."""
         self._usage.add(prompt, output)
         return [self.chunk([choice]) for choice in self.delta_choices(prompt, output)]
 
     def end(self) -> list[JsonObject]:
-        """Events after the last output."""
         if not self._options.include_usage:
             return []
         return [{**self._head(self.chunk_object), "choices": [], "usage": self._usage.body()}]
 
     def response(self, outputs: Sequence[RequestOutput]) -> JsonObject:
-        """The body of an answer that is not streamed."""
         choices = []
         for prompt, output in enumerate(outputs):
             self._usage.add(prompt, output)

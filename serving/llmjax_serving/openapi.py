@@ -10,7 +10,7 @@ from aiohttp import web
 from llmjax import __version__
 
 from .pages import PAGES
-from .schema import chat, completion, pooling, tokens
+from .schema import chat, completion, messages, pooling, tokens
 from .schema.fields import object_schema
 
 Schema = dict[str, Any]
@@ -43,9 +43,19 @@ NUMBER: Schema = {"type": "number"}
 ANY: Schema = {}
 FINISH_REASON = {"enum": ["stop", "length", "abort", "tool_calls", None]}
 
+TOOL_CALL = shape(
+    {
+        "id": TEXT,
+        "type": {"const": "function"},
+        "function": shape({"name": TEXT, "arguments": TEXT}),
+    }
+)
+
 REQUESTS: dict[str, Schema] = {
     "CompletionRequest": object_schema(completion.FIELDS, completion.COMPLETION_NO_OPS),
     "ChatRequest": object_schema(chat.FIELDS, chat.CHAT_NO_OPS),
+    "MessagesRequest": object_schema(messages.FIELDS, messages.NO_OPS),
+    "CountRequest": object_schema(messages.PROMPT, messages.NO_OPS),
     "TokenizeRequest": {
         "anyOf": [
             object_schema(tokens.TOKENIZE_TEXT),
@@ -73,6 +83,7 @@ ANSWERS: dict[str, Schema] = {
     "Usage": shape(
         {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT},
         prompt_tokens_details=shape({"cached_tokens": COUNT}),
+        completion_tokens_details=shape({"reasoning_tokens": COUNT}),
     ),
     "Completion": shape(
         {
@@ -105,7 +116,10 @@ ANSWERS: dict[str, Schema] = {
                     {
                         "index": COUNT,
                         "message": shape(
-                            {"role": {"const": "assistant"}, "content": nullable(TEXT)}
+                            {"role": {"const": "assistant"}, "content": nullable(TEXT)},
+                            reasoning=nullable(TEXT),
+                            reasoning_content=nullable(TEXT),
+                            tool_calls=listed(TOOL_CALL),
                         ),
                         "logprobs": nullable({"type": "object"}),
                         "finish_reason": FINISH_REASON,
@@ -115,6 +129,22 @@ ANSWERS: dict[str, Schema] = {
             ),
             "usage": ref("Usage"),
         }
+    ),
+    "Message": shape(
+        {
+            "id": TEXT,
+            "type": {"const": "message"},
+            "role": {"const": "assistant"},
+            "model": TEXT,
+            "content": listed(shape({"type": {"enum": ["text", "thinking", "tool_use"]}})),
+            "stop_reason": {"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
+            "stop_sequence": nullable(TEXT),
+            "usage": shape({"input_tokens": COUNT, "output_tokens": COUNT}),
+        }
+    ),
+    "Count": shape({"input_tokens": COUNT}),
+    "AnthropicError": shape(
+        {"type": {"const": "error"}, "error": shape({"type": TEXT, "message": TEXT})}
     ),
     "Tokens": shape(
         {
@@ -160,9 +190,10 @@ ANSWERS: dict[str, Schema] = {
 
 def operation(summary: str, answer: str, request: str | None = None, **more: Any) -> Schema:
     content = {"application/json": {"schema": ref(answer)}}
-    if answer in ("Completion", "ChatCompletion"):
+    if answer in ("Completion", "ChatCompletion", "Message"):
         content["text/event-stream"] = {"schema": TEXT}
-    failed = {"application/json": {"schema": ref("Error")}}
+    error = "AnthropicError" if answer in ("Message", "Count") else "Error"
+    failed = {"application/json": {"schema": ref(error)}}
     told = {
         "summary": summary,
         "responses": {
@@ -190,6 +221,12 @@ PATHS: dict[str, dict[str, Schema]] = {
     "/v1/completions": {"post": operation("Go on with prompts", "Completion", "CompletionRequest")},
     "/v1/chat/completions": {
         "post": operation("Answer a conversation", "ChatCompletion", "ChatRequest")
+    },
+    "/v1/messages": {
+        "post": operation("Answer a conversation, as Anthropic's", "Message", "MessagesRequest")
+    },
+    "/v1/messages/count_tokens": {
+        "post": operation("Tokens of such a conversation", "Count", "CountRequest")
     },
     "/v1/models": {"get": operation("What is served", "Models")},
     "/v1/models/{model}": {"get": operation("One model", "Model", parameters=[MODEL_PARAMETER])},

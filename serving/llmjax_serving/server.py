@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 
 from llmjax.config import EngineConfig
-from llmjax.errors import ConfigError
+from llmjax.errors import ConfigError, LlmjaxError
 
 from .app import make_app
 from .config import ServerConfig
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from llmjax.engine.pooling import PoolingEngine
 
     AnyEngine = AsyncEngine | PoolingEngine
+    from llmjax.parallel.group import Group
 
 logger = logging.getLogger(__name__)
 
@@ -63,11 +64,16 @@ def bind(config: ServerConfig) -> socket.socket:
     return sock
 
 
-def load_engine(config: EngineConfig) -> AnyEngine:
+def load_engine(config: EngineConfig, group: Group | None) -> AnyEngine:
     from llmjax.engine.async_engine import AsyncEngine
     from llmjax.engine.pooling import make_pooling_engine
 
-    return make_pooling_engine(config) or AsyncEngine(config)
+    pooling = make_pooling_engine(config)
+    if pooling is not None and group is not None:
+        raise ConfigError(
+            f"num_processes is {group.size}, allowed for a model that embeds or scores: none"
+        )
+    return pooling or AsyncEngine(config, group)
 
 
 def in_daemon_thread(work: Callable[[], AnyEngine]) -> asyncio.Future[AnyEngine]:
@@ -118,12 +124,12 @@ class Server:
         self._stop_now = asyncio.Event()
 
     async def run(self) -> int:
-        """Serves until SIGTERM or SIGINT.
+        """Serves until SIGTERM or SIGINT, or until the engine has died.
 
         The port is taken before the model is loaded, so a conflict shows at once.
 
         Returns:
-            The exit status: 0, or 1 where a second signal cut requests off.
+            The exit status: 0, or 1 where a second signal cut requests off, or the engine has died.
 
         Raises:
             LlmjaxError: the port cannot be had or the model cannot be loaded.
@@ -147,7 +153,9 @@ class Server:
             self.state.put(engine)
             self._on_ready(engine, url(sock, self.state.config.host))
             async with logged_stats(engine, self.state.config.log_stats_interval):
-                await self._stop.wait()
+                await first_of(asyncio.ensure_future(engine.ended.wait()), self._stop)
+                if engine.ended.is_set():
+                    return await self._mourn(engine)
                 return await self._drain(engine)
         finally:
             await runner.cleanup()
@@ -189,13 +197,29 @@ class Server:
             engine.stop()
         else:
             cut_off = draining.result()
+            # Other processes learn from the engine's end that it is the end.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(engine.ended.wait(), LAST_WORDS_SECONDS)
         if cut_off:
             logger.warning("requests cut off: %d", cut_off)
         else:
             logger.info("all of them have ended")
+        await self._last_words()
+        return 1 if told_to else 0
+
+    async def _mourn(self, engine: AnyEngine) -> int:
+        """Requests have failed, and more would: whoever watches this process may start another."""
+        try:
+            engine.check_health()
+        except LlmjaxError as error:
+            logger.error("%s", error)
+        await self._last_words()
+        return 1
+
+    async def _last_words(self) -> None:
+        """Gives handlers time to tell their clients how it ended."""
         if self.state.active:
             await asyncio.wait(self.state.active, timeout=LAST_WORDS_SECONDS)
-        return 1 if told_to else 0
 
 
 async def first_of(future: asyncio.Future[Any], event: asyncio.Event) -> None:
@@ -217,7 +241,8 @@ async def serve(
     engine_config: EngineConfig,
     server_config: ServerConfig,
     on_ready: Callable[[AnyEngine, str], None],
+    group: Group | None = None,
 ) -> int:
     """Loads the model and serves it; see `Server.run`."""
     state = ServerState(engine_config.model.name, server_config)
-    return await Server(state, lambda: load_engine(engine_config), on_ready).run()
+    return await Server(state, lambda: load_engine(engine_config, group), on_ready).run()

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from aiohttp.test_utils import TestClient, TestServer
 
@@ -32,7 +32,8 @@ class ByteTokenizer:
 
     vocab_size = VOCAB
     special_ids = frozenset((BOS, EOS))
-    chat_template = "yes"
+    chat_template = tool_template = "yes"
+    special_tokens: ClassVar = {"<s>": BOS, "</s>": EOS}
 
     def __init__(self, adds_bos: bool = False):
         self.adds_bos = adds_bos
@@ -85,6 +86,7 @@ class EngineDouble:
     gate: asyncio.Event | None = None
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
     dead: str | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
     ends: str = "stop"
     stopped: bool = False
     pulled: int = 0
@@ -101,6 +103,9 @@ class EngineDouble:
     def check_health(self) -> None:
         if self.dead:
             raise EngineDeadError(self.dead)
+
+    def stats_of_each(self) -> list[Any]:
+        return [self.stats()]
 
     def stats(self) -> Any:
         return SimpleNamespace(
@@ -123,7 +128,7 @@ class EngineDouble:
             workers_up=0,
         )
 
-    async def snapshot(self) -> dict[str, Any]:
+    async def snapshot(self, number: int = 0) -> dict[str, Any]:
         self.check_health()
         self.snapshots += 1
         sequence = {
@@ -185,6 +190,7 @@ class EngineDouble:
 
     def stop(self) -> None:
         self.stopped = True
+        self.ended.set()
 
     async def generate(
         self,

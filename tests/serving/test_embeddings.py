@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 import shlex
 import subprocess
 import threading
@@ -260,7 +261,7 @@ async def test_it_is_healthy_and_counted(embedder):
         await call(client, "/v1/embeddings", input="hello there")
         text = await (await client.get("/metrics")).text()
         for name in ("prompt_tokens_total", "num_requests_waiting", "step_padded_tokens"):
-            assert f'llmjax:{name}{{model_name="' in text
+            assert re.search(rf'^llmjax:{name}{{.*model_name="', text, re.M)
         assert (await client.get("/health")).status == 200
         card = await (await client.get("/v1/models")).json()
         assert card["data"][0]["max_model_len"] == embedder.max_model_len

@@ -11,7 +11,7 @@ from typing import NoReturn
 from llmjax import __version__
 from llmjax.errors import LlmjaxError
 
-from . import bench, chat, collect_env, convert, generate, prefill, pull, serve, simulate
+from . import bench, chat, collect_env, convert, generate, prefill, pull, serve, simulate, tune
 
 COMMANDS = {
     "serve": serve,
@@ -22,6 +22,7 @@ COMMANDS = {
     "convert": convert,
     "bench": bench,
     "simulate": simulate,
+    "tune": tune,
     "collect-env": collect_env,
 }
 
