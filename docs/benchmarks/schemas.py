@@ -76,6 +76,9 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = with_tokenizer("smollm2", Path(folder) / "tiny")
+        config = json.loads((model / "config.json").read_text())
+        longer = json.dumps(config | {"max_position_embeddings": 2048})
+        (model / "config.json").write_text(longer)
         sizes = {"max_num_seqs": 32, "max_model_len": 1536, "num_gpu_blocks_override": 3200}
         with LLM(str(model), **sizes) as llm:
             for path in args.files:

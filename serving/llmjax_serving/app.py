@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from aiohttp import web
 
-from . import chat, completions, dashboard, embeddings, info, messages, openapi, pages, tokens
+from llmjax.errors import ConfigError
+
+from . import (
+    batches,
+    chat,
+    completions,
+    dashboard,
+    embeddings,
+    files,
+    info,
+    messages,
+    openapi,
+    pages,
+    responses,
+    tokens,
+)
 from .auth import add_cors_headers, auth_middleware, cors_middleware
 from .errors import error_middleware
+from .response_store import ResponseStore
 from .state import STATE, ServerState, active_middleware
 
 
@@ -23,6 +41,9 @@ def make_app(state: ServerState) -> web.Application:
     )
     app[STATE] = state
     app[dashboard.SNAPSHOTS] = dashboard.Snapshots()
+    if config.files_dir is not None:
+        keep_files(app, Path(config.files_dir))
+    app[responses.STORE] = ResponseStore(config.max_stored_responses)
     app.on_response_prepare.append(add_cors_headers(config.allowed_origins))
     app.add_routes(
         [
@@ -41,8 +62,32 @@ def make_app(state: ServerState) -> web.Application:
             web.post("/v1/embeddings", embeddings.create_embedding),
             *(web.post(path, embeddings.create_score) for path in openapi.SCORE),
             *(web.post(path, embeddings.create_rerank) for path in openapi.RERANK),
+            web.post("/v1/responses", responses.create),
+            web.get("/v1/responses/{response_id}", responses.retrieve),
+            web.delete("/v1/responses/{response_id}", responses.delete),
+            web.post("/v1/responses/{response_id}/cancel", responses.cancel),
+            web.get("/v1/responses/{response_id}/input_items", responses.input_items),
+            web.post("/v1/files", files.upload),
+            web.get("/v1/files", files.list_files),
+            web.get("/v1/files/{id}", files.show_file),
+            web.get("/v1/files/{id}/content", files.file_content),
+            web.delete("/v1/files/{id}", files.delete_file),
+            web.post("/v1/batches", batches.create_batch),
+            web.get("/v1/batches", batches.list_batches),
+            web.get("/v1/batches/{id}", batches.show_batch),
+            web.post("/v1/batches/{id}/cancel", batches.cancel_batch),
             web.post("/tokenize", tokens.tokenize),
             web.post("/detokenize", tokens.detokenize),
         ]
     )
     return app
+
+
+def keep_files(app: web.Application, path: Path) -> None:
+    """Raises ConfigError where the folder cannot be written to."""
+    try:
+        app[files.FILES] = files.Folder(path / "files", "file")
+        folder = files.Folder(path / "batches", "batch")
+        app[batches.BATCHES] = batches.Batches(folder, app[files.FILES])
+    except OSError as error:
+        raise ConfigError(f"files_dir: {error}") from error

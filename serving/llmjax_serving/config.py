@@ -19,12 +19,16 @@ class ServerConfig:
         allowed_origins: web origins whose pages may call; "*" is all of them.
         shutdown_timeout: seconds that running requests get to end after SIGTERM.
         max_body_bytes: the largest request body.
+        files_dir: folder that keeps what clients upload to /v1/files and what comes of their
+            batches; by default there are none.
         metrics_alias: "vllm": /metrics tells everything under the prefix vllm: too, for
             dashboards and alerts made for it.
         trust_request_chat_template: requests may bring a chat template of their own, which can keep
             a thread busy for as long as it likes.
         log_stats_interval: seconds between two log lines about throughput, queue and pages, while
             there is work; 0 is none.
+        max_stored_responses: answers of /v1/responses that clients can come back to; those least
+            recently used are forgotten first.
     """
 
     host: str = "127.0.0.1"
@@ -33,15 +37,17 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = ("*",)
     shutdown_timeout: float = 30.0
     max_body_bytes: int = 32 * 2**20
+    files_dir: str | None = None
     metrics_alias: str | None = None
     trust_request_chat_template: bool = False
     log_stats_interval: float = 10.0
+    max_stored_responses: int = 1000
 
     def __post_init__(self) -> None:
         check_types(self)
         ranges = (
             *(("port", 0, 65535), ("shutdown_timeout", 0, 86400), ("max_body_bytes", 1, 2**40)),
-            ("log_stats_interval", 0, 86400),
+            *(("log_stats_interval", 0, 86400), ("max_stored_responses", 0, 10**6)),
         )
         for name, least, most in ranges:
             value = getattr(self, name)

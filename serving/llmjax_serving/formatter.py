@@ -1,4 +1,4 @@
-"""What answers of /v1/completions and /v1/chat/completions have in common."""
+"""What the answers of all routes that generate have in common."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ def new_id(prefix: str, asked: str | None = None) -> str:
     return f"{prefix}-{asked or uuid.uuid4().hex}"
 
 
+_PLAIN = StreamOptions()
+
+
 class Formatter(ABC):
     """Turns the outputs of one HTTP request into its body or its events.
 
@@ -33,15 +36,16 @@ class Formatter(ABC):
     names_events = False
     ends_with = b"data: [DONE]\n\n"
 
-    def __init__(self, answer_id: str, model: str):
+    def __init__(self, answer_id: str, model: str, options: StreamOptions = _PLAIN):
         self._id = answer_id
         self._created = int(time.time())
         self._model = model
+        self._options = options
         self._usage = Usage()
 
-    @abstractmethod
     def begin(self) -> list[JsonObject]:
         """Events before the first output."""
+        return []
 
     @abstractmethod
     def chunks(self, prompt: int, output: RequestOutput) -> list[JsonObject]:
@@ -51,24 +55,20 @@ class Formatter(ABC):
     def end(self) -> list[JsonObject]:
         """Events after the last output."""
 
-    @abstractmethod
-    def response(self, outputs: Sequence[RequestOutput]) -> JsonObject:
-        """The body of an answer that is not streamed."""
-
     def error_event(self, error: ApiError) -> JsonObject:
         """The last event of a stream that fails."""
         return error.body()
 
+    @abstractmethod
+    def response(self, outputs: Sequence[RequestOutput]) -> JsonObject:
+        """The body of an answer that is not streamed."""
+
 
 class ChoicesFormatter(Formatter):
-    """Answers made of choices, as OpenAI's completions are."""
+    """Of answers that are choices, `n` of each prompt."""
 
     body_object: str
     chunk_object: str
-
-    def __init__(self, answer_id: str, model: str, options: StreamOptions):
-        super().__init__(answer_id, model)
-        self._options = options
 
     @abstractmethod
     def choices(self, prompt: int, output: RequestOutput) -> list[JsonObject]:
@@ -77,9 +77,6 @@ class ChoicesFormatter(Formatter):
     @abstractmethod
     def delta_choices(self, prompt: int, output: RequestOutput) -> list[JsonObject]:
         """What is new in each choice, of a streamed answer; none for a choice without news."""
-
-    def begin(self) -> list[JsonObject]:
-        return []
 
     def chunks(self, prompt: int, output: RequestOutput) -> list[JsonObject]:
         self._usage.add(prompt, output)

@@ -18,6 +18,7 @@ from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError, LlmjaxError
 
 from .app import make_app
+from .batches import running_batches
 from .config import ServerConfig
 from .state import ServerState
 from .stats_log import logged_stats
@@ -152,7 +153,8 @@ class Server:
             engine.start()
             self.state.put(engine)
             self._on_ready(engine, url(sock, self.state.config.host))
-            async with logged_stats(engine, self.state.config.log_stats_interval):
+            interval = self.state.config.log_stats_interval
+            async with logged_stats(engine, interval), running_batches(runner):
                 await first_of(asyncio.ensure_future(engine.ended.wait()), self._stop)
                 if engine.ended.is_set():
                     return await self._mourn(engine)

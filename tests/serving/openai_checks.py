@@ -69,6 +69,20 @@ def check_tools(client: openai.OpenAI, model: str) -> None:
     assert call.function.arguments == again.function.arguments
 
 
+def check_responses(client: openai.OpenAI, model: str) -> None:
+    asked = {"model": model, "temperature": 0, "max_output_tokens": 8}
+    question = {"input": "What is the capital of France?"}
+    whole = client.responses.create(**asked, **question)
+    assert whole.status in ("completed", "incomplete")
+    with client.responses.stream(**asked, **question) as stream:
+        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == whole.output_text
+    more = client.responses.create(**asked, input="And of Spain?", previous_response_id=whole.id)
+    assert more.usage.input_tokens > whole.usage.input_tokens
+    assert client.responses.retrieve(more.id).output_text == more.output_text
+    client.responses.delete(whole.id)
+
+
 def check_completions(client: openai.OpenAI, model: str) -> None:
     asked = {"model": model, "temperature": 0, "max_tokens": 6}
     whole = client.completions.create(**asked, prompt=["The engine", "She sells"], n=2, echo=True)
@@ -123,7 +137,14 @@ async def check_many(base_url: str, key: str, model: str, count: int) -> None:
 
 def check_all(base_url: str, key: str, model: str) -> None:
     with openai.OpenAI(base_url=base_url, api_key=key, max_retries=0) as client:
-        for check in (check_models, check_chat, check_tools, check_completions, check_errors):
+        for check in (
+            check_models,
+            check_chat,
+            check_tools,
+            check_completions,
+            check_responses,
+            check_errors,
+        ):
             check(client, model)
     asyncio.run(check_many(base_url, key, model, 64))
 
