@@ -76,6 +76,7 @@ def make_app(state: ServerState) -> web.Application:
             web.get("/v1/batches", batches.list_batches),
             web.get("/v1/batches/{id}", batches.show_batch),
             web.post("/v1/batches/{id}/cancel", batches.cancel_batch),
+            web.post("/v1/chat/completions/render", tokens.render),
             web.post("/tokenize", tokens.tokenize),
             web.post("/detokenize", tokens.detokenize),
         ]

@@ -208,6 +208,7 @@ ANSWERS: dict[str, Schema] = {
             "token_strs": nullable(listed(TEXT)),
         }
     ),
+    "Rendered": shape({"prompt": TEXT, "prompt_token_ids": listed(COUNT), "count": COUNT}),
     "Text": shape({"prompt": TEXT}),
     "PoolingUsage": shape({"prompt_tokens": COUNT, "total_tokens": COUNT}),
     "Embeddings": shape(
@@ -349,6 +350,9 @@ PATHS: dict[str, dict[str, Schema]] = {
     "/v1/batches/{id}": {"get": operation("One batch", "Batch", parameters=in_path("id"))},
     "/v1/batches/{id}/cancel": {
         "post": operation("End a batch", "Batch", parameters=in_path("id"))
+    },
+    "/v1/chat/completions/render": {
+        "post": operation("The prompt of a conversation", "Rendered", "ChatRequest")
     },
     "/v1/embeddings": {"post": operation("Texts to vectors", "Embeddings", "EmbeddingRequest")},
     **{

@@ -42,20 +42,23 @@ class ByteTokenizer:
         prefix = [BOS] if self.adds_bos and add_special_tokens else []
         return prefix + list(text.encode())
 
-    def encode_chat(
+    def render_chat(
         self,
         messages: Sequence[dict[str, Any]],
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         **kwargs: Any,
-    ) -> list[int]:
+    ) -> str:
         roles = [message["role"] for message in messages]
         if any(a == b for a, b in itertools.pairwise(roles)):
             raise ChatTemplateError("roles must alternate", param="messages")
         text = "".join(f"<{m['role']}>{m['content']}" for m in messages)
         extra = "".join(f"{k}={v}" for k, v in kwargs.items())
-        return self.encode(text + extra + ("<assistant>" if add_generation_prompt else ""))
+        return text + extra + ("<assistant>" if add_generation_prompt else "")
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]], **kwargs: Any) -> list[int]:
+        return self.encode(self.render_chat(messages, **kwargs))
 
     def encode_infill(self, prefix: str, suffix: str) -> list[int]:
         return self.encode(f"<before>{prefix}<after>{suffix}<middle>")
