@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from .beam_search import BeamSearchParams
 from .message import ChatMessage, ToolCall
+from .pooled import EmbeddingOutput, RerankOutput, ScoreOutput
 from .request import (
     CompletionOutput,
     Logprob,
@@ -30,10 +31,13 @@ __all__ = [
     "BeamSearchParams",
     "ChatMessage",
     "CompletionOutput",
+    "EmbeddingOutput",
     "Logprob",
     "RequestOptions",
     "RequestOutput",
+    "RerankOutput",
     "SamplingParams",
+    "ScoreOutput",
     "StructuredOutputs",
     "ToolCall",
 ]

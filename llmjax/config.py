@@ -15,6 +15,7 @@ KV_EVICTIONS = ("streaming", "snapkv")
 POLICIES = ("fcfs", "priority", "lpm")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8", "int4", "fp8")
+POOLINGS = ("mean", "cls", "last", "max")
 TOOL_CALL_PARSERS = (
     *("auto", "deepseek_v3", "deepseek_v31", "functiongemma", "gpt_oss", "hermes", "json"),
     *("llama3_json", "mistral", "mistral_args", "pythonic"),
@@ -76,6 +77,9 @@ class ModelConfig:
             functiongemma or json. "auto" goes by the chat template, none reads no calls.
         reasoning_parser: how it writes what it thinks first: deepseek_r1, qwen3, mistral or
             gpt_oss. "auto" goes by the chat template, none leaves it in the answer's content.
+        pooling: makes embeddings of the hidden states of a model that would generate, or in
+            another way than its files say: their "mean" or "max", that of the first token ("cls")
+            or of the last one ("last").
     """
 
     model: str
@@ -87,6 +91,7 @@ class ModelConfig:
     quantization: str | None = None
     tool_call_parser: str | None = "auto"
     reasoning_parser: str | None = "auto"
+    pooling: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.model, os.PathLike):
@@ -102,6 +107,10 @@ class ModelConfig:
                 value is None or value in allowed,
                 f"{name} is {value!r}, allowed: {', '.join(allowed)}, or none",
             )
+        _require(
+            self.pooling is None or self.pooling in POOLINGS,
+            f"pooling is {self.pooling!r}, allowed: {', '.join(POOLINGS)}, or none",
+        )
         _require(
             self.max_model_len is None or self.max_model_len >= 2,
             f"max_model_len is {self.max_model_len}, allowed: 2 or more (a token in, a token out)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,15 +34,19 @@ from .checks import shown
 from .config import EngineConfig
 from .engine.engine import Engine
 from .engine.outputs import OutputProcessor
+from .engine.pooling import PoolingEngine, make_pooling_engine
 from .engine.replicas import Replicas, make_engine
 from .errors import ConfigError, InvalidRequestError, ShutdownError
 from .models import Decoder, ForwardOutput
+from .pooled import cannot_generate, cannot_pool
+from .pooling_api import PoolingAPI
 from .request import Request, RequestOptions, RequestOutput, SamplingParams
 from .tokenizer import Tokenizer
 
 
-class LLM:
-    """A loaded model that generates, chats, streams, and shows its inside.
+class LLM(PoolingAPI):
+    """A loaded model that generates, chats, streams, and shows its inside; or one that embeds
+    texts, or scores and ranks them.
 
     As a context manager it is closed at the end.
 
@@ -62,9 +67,16 @@ class LLM:
     def __init__(self, model: str, **options: Any):
         # Offline all prompts are at hand at once: a full queue would only be in the way.
         config = EngineConfig.of(model, **{"max_queue_len": None, **options})
-        self._engine: Engine | Replicas | None = make_engine(config)
         self._plain_state: nnx.State | None = None
-        self._processor = OutputProcessor(self.tokenizer, self._engine.trace)
+        self._engine: Engine | Replicas | None = None
+        self._pooler = make_pooling_engine(config)
+        if self._pooler is not None:
+            self._pooler.start()
+            # Its thread would keep it, and the weights, for ever.
+            weakref.finalize(self, self._pooler.stop)
+        else:
+            self._engine = make_engine(config)
+            self._processor = OutputProcessor(self.tokenizer, self._engine.trace)
         self._ids = itertools.count()
         self._lock = threading.Lock()
         self._news: set[str] = set()
@@ -82,20 +94,34 @@ class LLM:
         Whatever is asked of it afterwards raises ShutdownError, but closing it again.
         """
         with self._lock:
-            engine, self._engine, self._plain_state = self._engine, None, None
+            engine, self._engine, self._plain_state = self._engine or self._pooler, None, None
+            self._pooler = None
         if engine is not None:
             engine.close()
 
     @property
     def engine(self) -> Engine | Replicas:
-        """What runs the requests. Raises ShutdownError once it is closed."""
+        """What runs the requests.
+
+        Raises:
+            ShutdownError: it is closed.
+            InvalidRequestError: the model does not generate text.
+        """
+        if self._pooler is not None:
+            raise cannot_generate(self._pooler.config.model.name, self._pooler.task)
         if self._engine is None:
             raise ShutdownError("this LLM is closed; load the model again to go on")
         return self._engine
 
     @property
+    def pooler(self) -> PoolingEngine:
+        if self._pooler is None:
+            raise cannot_pool(self.engine.config.model.name)
+        return self._pooler
+
+    @property
     def tokenizer(self) -> Tokenizer:
-        return self.engine.model.tokenizer
+        return (self._pooler or self.engine).model.tokenizer
 
     @property
     def model(self) -> Decoder:
@@ -426,7 +452,7 @@ class LLM:
                 )
             prompt = next(iter(prompt.values()))
         if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt)
+            return prompt, self.engine.model.tokenizer.encode(prompt)
         return None, as_token_ids(prompt, "prompt", PROMPT)
 
     def _plan(

@@ -242,6 +242,10 @@ class AsyncEngine:
             if engine.has_work and stalled > STALL_SECONDS:
                 raise EngineDeadError(f"the engine has made no progress for {stalled:.0f} s")
 
+    def describe(self) -> str:
+        """What was loaded, for people."""
+        return self.engine.describe()
+
     def stats(self) -> EngineStats:
         """Of all replicas together."""
         return self.engine.stats()

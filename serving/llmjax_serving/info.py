@@ -8,13 +8,13 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from llmjax import __version__
 
 from .formatter import JsonObject
-from .metrics import render
+from .metrics import exposed, render
 from .schema.sampling import check_model
 from .state import STATE, ServerState
 
 
 def model_card(state: ServerState) -> JsonObject:
-    engine = state.ready_engine()
+    engine = state.ready()
     return {
         "id": state.model_name,
         "object": "model",
@@ -38,7 +38,7 @@ async def show_model(request: web.Request) -> web.Response:
 
 async def health(request: web.Request) -> web.Response:
     """200 while requests are taken and the engine makes progress, else 503 with the reason."""
-    request.app[STATE].ready_engine().check_health()
+    request.app[STATE].ready().check_health()
     return web.json_response({"status": "ok"})
 
 
@@ -48,5 +48,9 @@ async def version(request: web.Request) -> web.Response:
 
 async def metrics(request: web.Request) -> web.Response:
     state = request.app[STATE]
-    text = render(state.loaded_engine(), state.model_name, state.config.metrics_alias)
+    alias = state.config.metrics_alias
+    if state.pooling is not None:
+        text = exposed([state.pooling.metrics.registry], alias)
+    else:
+        text = render(state.loaded_engine(), state.model_name, alias)
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})

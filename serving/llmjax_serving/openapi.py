@@ -11,7 +11,7 @@ from llmjax import __version__
 
 from . import batches
 from .pages import PAGES
-from .schema import chat, completion, messages, responses, tokens
+from .schema import chat, completion, messages, pooling, responses, tokens
 from .schema.fields import mapping, object_schema
 
 Schema = dict[str, Any]
@@ -40,6 +40,7 @@ def nullable(schema: Schema) -> Schema:
 
 TEXT: Schema = {"type": "string"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
+NUMBER: Schema = {"type": "number"}
 ANY: Schema = {}
 FINISH_REASON = {"enum": ["stop", "length", "abort", "tool_calls", None]}
 
@@ -65,6 +66,9 @@ REQUESTS: dict[str, Schema] = {
         ]
     },
     "DetokenizeRequest": object_schema(tokens.DETOKENIZE),
+    "EmbeddingRequest": object_schema(pooling.EMBEDDING_FIELDS, pooling.POOLING_NO_OPS),
+    "ScoreRequest": object_schema(pooling.SCORE_FIELDS, pooling.POOLING_NO_OPS),
+    "RerankRequest": object_schema(pooling.RERANK_FIELDS, pooling.POOLING_NO_OPS),
 }
 ANSWERS: dict[str, Schema] = {
     "Error": shape(
@@ -206,6 +210,32 @@ ANSWERS: dict[str, Schema] = {
     ),
     "Rendered": shape({"prompt": TEXT, "prompt_token_ids": listed(COUNT), "count": COUNT}),
     "Text": shape({"prompt": TEXT}),
+    "PoolingUsage": shape({"prompt_tokens": COUNT, "total_tokens": COUNT}),
+    "Embeddings": shape(
+        {
+            "object": {"const": "list"},
+            "data": listed(shape({"index": COUNT, "embedding": {"anyOf": [TEXT, listed(NUMBER)]}})),
+            "model": TEXT,
+            "usage": ref("PoolingUsage"),
+        }
+    ),
+    "Scores": shape(
+        {
+            "object": {"const": "list"},
+            "data": listed(shape({"index": COUNT, "score": NUMBER})),
+            "model": TEXT,
+            "usage": ref("PoolingUsage"),
+        }
+    ),
+    "Ranking": shape(
+        {
+            "results": listed(
+                shape({"index": COUNT, "relevance_score": NUMBER}, document=shape({"text": TEXT}))
+            ),
+            "model": TEXT,
+            "usage": ref("PoolingUsage"),
+        }
+    ),
     "Model": shape({"id": TEXT, "object": {"const": "model"}, "created": COUNT, "owned_by": TEXT}),
     "Models": shape({"object": {"const": "list"}, "data": listed(ref("Model"))}),
     "Status": shape({"status": TEXT}),
@@ -240,6 +270,11 @@ def operation(summary: str, answer: str, request: str | None = None, **more: Any
 def text_operation(summary: str, content_type: str = "text/plain") -> Schema:
     content = {content_type: {"schema": TEXT}}
     return {"summary": summary, "responses": {"200": {"description": "text", "content": content}}}
+
+
+SCORE = ("/score", "/v1/score")
+RERANK = ("/rerank", "/v1/rerank", "/v2/rerank")
+"""Where vLLM has them, and Jina and Cohere."""
 
 
 def in_path(name: str) -> list[Schema]:
@@ -318,6 +353,15 @@ PATHS: dict[str, dict[str, Schema]] = {
     },
     "/v1/chat/completions/render": {
         "post": operation("The prompt of a conversation", "Rendered", "ChatRequest")
+    },
+    "/v1/embeddings": {"post": operation("Texts to vectors", "Embeddings", "EmbeddingRequest")},
+    **{
+        path: {"post": operation("How well texts go together", "Scores", "ScoreRequest")}
+        for path in SCORE
+    },
+    **{
+        path: {"post": operation("Documents that answer a query", "Ranking", "RerankRequest")}
+        for path in RERANK
     },
     "/tokenize": {"post": operation("Text or messages to token ids", "Tokens", "TokenizeRequest")},
     "/detokenize": {"post": operation("Token ids to text", "Text", "DetokenizeRequest")},

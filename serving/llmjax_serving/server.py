@@ -25,6 +25,9 @@ from .stats_log import logged_stats
 
 if TYPE_CHECKING:
     from llmjax.engine.async_engine import AsyncEngine
+    from llmjax.engine.pooling import PoolingEngine
+
+    AnyEngine = AsyncEngine | PoolingEngine
     from llmjax.parallel.group import Group
 
 logger = logging.getLogger(__name__)
@@ -62,18 +65,24 @@ def bind(config: ServerConfig) -> socket.socket:
     return sock
 
 
-def load_engine(config: EngineConfig, group: Group | None) -> AsyncEngine:
+def load_engine(config: EngineConfig, group: Group | None) -> AnyEngine:
     from llmjax.engine.async_engine import AsyncEngine
+    from llmjax.engine.pooling import make_pooling_engine
 
-    return AsyncEngine(config, group)
+    pooling = make_pooling_engine(config)
+    if pooling is not None and group is not None:
+        raise ConfigError(
+            f"num_processes is {group.size}, allowed for a model that embeds or scores: none"
+        )
+    return pooling or AsyncEngine(config, group)
 
 
-def in_daemon_thread(work: Callable[[], AsyncEngine]) -> asyncio.Future[AsyncEngine]:
+def in_daemon_thread(work: Callable[[], AnyEngine]) -> asyncio.Future[AnyEngine]:
     """Runs `work` in a thread that does not keep the process from ending."""
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[AsyncEngine] = loop.create_future()
+    future: asyncio.Future[AnyEngine] = loop.create_future()
 
-    def settle(result: AsyncEngine | None, error: BaseException | None) -> None:
+    def settle(result: AnyEngine | None, error: BaseException | None) -> None:
         if future.cancelled():
             return
         if error is not None:
@@ -105,8 +114,8 @@ class Server:
     def __init__(
         self,
         state: ServerState,
-        load: Callable[[], AsyncEngine],
-        on_ready: Callable[[AsyncEngine, str], None],
+        load: Callable[[], AnyEngine],
+        on_ready: Callable[[AnyEngine, str], None],
     ):
         self.state = state
         self._load = load
@@ -142,7 +151,7 @@ class Server:
             if engine is None:
                 return 0
             engine.start()
-            self.state.engine = engine
+            self.state.put(engine)
             self._on_ready(engine, url(sock, self.state.config.host))
             interval = self.state.config.log_stats_interval
             async with logged_stats(engine, interval), running_batches(runner):
@@ -169,7 +178,7 @@ class Server:
             logger.info("%s again: stopping now", number.name)
             self._stop_now.set()
 
-    async def _loaded(self) -> AsyncEngine | None:
+    async def _loaded(self) -> AnyEngine | None:
         """The engine, or None where a signal came first."""
         loading = in_daemon_thread(self._load)
         await first_of(loading, self._stop)
@@ -178,7 +187,7 @@ class Server:
             return None
         return loading.result()
 
-    async def _drain(self, engine: AsyncEngine) -> int:
+    async def _drain(self, engine: AnyEngine) -> int:
         timeout = self.state.config.shutdown_timeout
         logger.info("waiting up to %g s for running requests: %d", timeout, engine.num_requests)
         draining = asyncio.ensure_future(engine.drain(timeout))
@@ -200,7 +209,7 @@ class Server:
         await self._last_words()
         return 1 if told_to else 0
 
-    async def _mourn(self, engine: AsyncEngine) -> int:
+    async def _mourn(self, engine: AnyEngine) -> int:
         """Requests have failed, and more would: whoever watches this process may start another."""
         try:
             engine.check_health()
@@ -233,7 +242,7 @@ def url(sock: socket.socket, host: str) -> str:
 async def serve(
     engine_config: EngineConfig,
     server_config: ServerConfig,
-    on_ready: Callable[[AsyncEngine, str], None],
+    on_ready: Callable[[AnyEngine, str], None],
     group: Group | None = None,
 ) -> int:
     """Loads the model and serves it; see `Server.run`."""

@@ -37,7 +37,7 @@ def tokenized(tokenizer: Tokenizer, request: TokenizeRequest, max_model_len: int
 
 async def tokenize(request: web.Request) -> web.Response:
     state = request.app[STATE]
-    engine = state.ready_engine()
+    engine = state.ready()
     body = parse_tokenize(await read_json(request), state.limits)
     check_model(body.model, state.model_name)
     text = await state.in_thread(tokenized, engine.tokenizer, body, engine.max_model_len)
@@ -46,7 +46,7 @@ async def tokenize(request: web.Request) -> web.Response:
 
 async def detokenize(request: web.Request) -> web.Response:
     state = request.app[STATE]
-    engine = state.ready_engine()
+    engine = state.ready()
     body = parse_detokenize(await read_json(request), state.limits)
     check_model(body.model, state.model_name)
     # vLLM keeps special tokens here, so that the text tokenises back to the same ids.

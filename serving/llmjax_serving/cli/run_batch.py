@@ -57,7 +57,8 @@ async def answer(config: EngineConfig, lines: list[Line], output: Path) -> int:
 
     engine = load_engine(config, None)
     engine.start()
-    state = ServerState(config.model.name, ServerConfig(), engine=engine)
+    state = ServerState(config.model.name, ServerConfig())
+    state.put(engine)
     runner = web.AppRunner(make_app(state), access_log=None)
     await runner.setup()
     failed, at_once = 0, 2 * config.scheduler.max_num_seqs

@@ -21,6 +21,7 @@ from .flags import add_engine_flags, add_flags, add_log_level, engine_options, s
 
 if TYPE_CHECKING:
     from llmjax.engine.async_engine import AsyncEngine
+    from llmjax.engine.pooling import PoolingEngine
     from llmjax.parallel.group import Group
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
     from ..server import serve
 
-    def on_ready(engine: AsyncEngine, url: str) -> None:
+    def on_ready(engine: AsyncEngine | PoolingEngine, url: str) -> None:
         print(banner(engine, url, server_config), flush=True)
 
     return asyncio.run(serve(engine_config, server_config, on_ready, group))
@@ -99,12 +100,12 @@ def follow(config: EngineConfig, group: Group) -> int:
     return 0
 
 
-def banner(engine: AsyncEngine, url: str, config: ServerConfig) -> str:
+def banner(engine: AsyncEngine | PoolingEngine, url: str, config: ServerConfig) -> str:
     """What an operator wants to know once, and a command to try."""
     return "\n".join(
         [
             "",
-            engine.engine.describe(),
+            engine.describe(),
             "",
             f"Ready: {url}/v1" + ("" if config.api_key else " (open: no --api-key)"),
             "Try:",
@@ -114,16 +115,24 @@ def banner(engine: AsyncEngine, url: str, config: ServerConfig) -> str:
     )
 
 
-def curl(engine: AsyncEngine, url: str, config: ServerConfig) -> str:
+def curl(engine: AsyncEngine | PoolingEngine, url: str, config: ServerConfig) -> str:
     """A request that works as pasted into a shell."""
+    from llmjax.engine.pooling import PoolingEngine
+
     body: dict = {"model": engine.config.model.name}
-    if engine.tokenizer.chat_template:
+    if isinstance(engine, PoolingEngine):
+        path = "/v1/embeddings" if engine.task == "embed" else "/rerank"
+        documents = ["Water is made of hydrogen and oxygen.", "The sky is blue."]
+        query = {"query": "What is water made of?", "documents": documents}
+        body |= {"input": documents} if engine.task == "embed" else query
+    elif engine.tokenizer.chat_template:
         path = "/v1/chat/completions"
         body["messages"] = [{"role": "user", "content": "What is water made of?"}]
     else:
         path = "/v1/completions"
         body["prompt"] = "The capital of France is"
-    body |= {"temperature": 0, "max_tokens": 64}
+    if not isinstance(engine, PoolingEngine):
+        body |= {"temperature": 0, "max_tokens": 64}
     key = ' -H "Authorization: Bearer $LLMJAX_API_KEY"' if config.api_key else ""
     data = shlex.quote(json.dumps(body))
     return f"curl {url}{path}{key} -H 'Content-Type: application/json' -d {data}"
