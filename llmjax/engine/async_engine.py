@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,6 +111,7 @@ class AsyncEngine:
         *,
         prompt: str | None = None,
         options: RequestOptions | None = None,
+        on_cut: Callable[[RequestOutput], None] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Runs a request; each output holds what is new since the one before.
 
@@ -119,6 +120,8 @@ class AsyncEngine:
         Args:
             request_id: the outputs carry it, and `abort` takes it.
             options: how it is treated beside others.
+            on_cut: called with the news that nobody has taken, where the iteration is closed
+                early and there are any.
 
         Raises:
             InvalidRequestError, QueueFullError: before the first output.
@@ -157,7 +160,16 @@ class AsyncEngine:
         finally:
             del self._streams[key]
             if not finished:
+                if on_cut is not None and (untold := self._untold(key)) is not None:
+                    on_cut(untold)
                 self._send(key)
+
+    def _untold(self, key: str) -> RequestOutput | None:
+        with self._processor_lock:
+            if not self._processor.is_known(key):
+                return None
+            output = self._processor.output(key, delta=True)
+        return output if output.outputs else None
 
     def abort(self, request_id: str) -> None:
         """Ends a request: its iteration gets a last output with finish_reason "abort"."""

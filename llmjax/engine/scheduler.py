@@ -105,6 +105,11 @@ class Scheduler:
         return len(self.lives.waiting)
 
     @property
+    def num_queued(self) -> int:
+        """Requests that wait."""
+        return self.lives.waiting.num_requests
+
+    @property
     def has_work(self) -> bool:
         """Whether anything runs, waits or is in flight. False: pages and slots are all free."""
         return bool(self.lives)

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from llmjax.request import CompletionOutput, RequestOutput
 
+from .accounts import meter_of
 from .body import read_json
 from .formatter import Formatter, JsonObject, new_id
 from .generation import Job, run
@@ -127,5 +128,5 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     answer_id = new_id("chatcmpl", body.request_id)
     job = await state.in_thread(make_job, answer_id, body, engine.tokenizer, engine.max_model_len)
     formatter = ChatFormatter(answer_id, state.model_name, body, job, engine.tokenizer)
-    outputs = run(engine, [job], engine.metrics, arrival)
+    outputs = run(engine, [job], engine.metrics, arrival, meter_of(request))
     return await respond(request, outputs, formatter, stream=body.stream, num_prompts=1)

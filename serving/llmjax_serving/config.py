@@ -15,7 +15,11 @@ class ServerConfig:
     Attributes:
         host: address to listen on; 0.0.0.0 is every interface.
         port: TCP port; 0 takes a free one.
-        api_key: what clients must send as a bearer token; by default everyone is let in.
+        api_key: keys of which clients must send one as a bearer token, or as x-api-key; by default
+            everyone is let in.
+        api_key_file: JSON, a list of keys with their names and limits; read again as it changes.
+        usage_db: SQLite file that keeps what each key has used; by default that is known since
+            the start only.
         allowed_origins: web origins whose pages may call; "*" is all of them.
         shutdown_timeout: seconds that running requests get to end after SIGTERM.
         max_body_bytes: the largest request body.
@@ -29,13 +33,19 @@ class ServerConfig:
 
     host: str = "127.0.0.1"
     port: int = 8000
-    api_key: str | None = None
+    api_key: tuple[str, ...] = ()
+    api_key_file: str | None = None
+    usage_db: str | None = None
     allowed_origins: tuple[str, ...] = ("*",)
     shutdown_timeout: float = 30.0
     max_body_bytes: int = 32 * 2**20
     metrics_alias: str | None = None
     trust_request_chat_template: bool = False
     log_stats_interval: float = 10.0
+
+    @property
+    def has_keys(self) -> bool:
+        return bool(self.api_key) or self.api_key_file is not None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -49,5 +59,5 @@ class ServerConfig:
                 raise ConfigError(f"{name} is {value}, allowed: {least} to {most}")
         if self.metrics_alias not in (None, "vllm"):
             raise ConfigError(f"metrics_alias is {self.metrics_alias!r}, allowed: vllm, or none")
-        if self.api_key == "":
-            raise ConfigError("api_key is empty, allowed: a key, or none at all")
+        if not all(self.api_key) or len(set(self.api_key)) < len(self.api_key):
+            raise ConfigError("api_key has an empty key, or one twice, allowed: keys that differ")

@@ -30,7 +30,8 @@ def run(args: argparse.Namespace) -> int:
     set_up_logging(getattr(logging, args.log_level.upper()))
     engine_config = EngineConfig.of(**engine_options(args))
     given = {f.name: getattr(args, f.name) for f in fields(ServerConfig) if hasattr(args, f.name)}
-    given.setdefault("api_key", os.environ.get("LLMJAX_API_KEY"))
+    if "LLMJAX_API_KEY" in os.environ:
+        given.setdefault("api_key", tuple(os.environ["LLMJAX_API_KEY"].split(",")))
     server_config = ServerConfig(**given)
 
     from ..server import serve
@@ -48,7 +49,7 @@ def banner(engine: AsyncEngine, url: str, config: ServerConfig) -> str:
             "",
             engine.engine.describe(),
             "",
-            f"Ready: {url}/v1" + ("" if config.api_key else " (open: no --api-key)"),
+            f"Ready: {url}/v1" + ("" if config.has_keys else " (open: no --api-key)"),
             "Try:",
             f"  {curl(engine, url, config)}",
             "",
@@ -66,6 +67,6 @@ def curl(engine: AsyncEngine, url: str, config: ServerConfig) -> str:
         path = "/v1/completions"
         body["prompt"] = "The capital of France is"
     body |= {"temperature": 0, "max_tokens": 64}
-    key = ' -H "Authorization: Bearer $LLMJAX_API_KEY"' if config.api_key else ""
+    key = ' -H "Authorization: Bearer ${LLMJAX_API_KEY%%,*}"' if config.has_keys else ""
     data = shlex.quote(json.dumps(body))
     return f"curl {url}{path}{key} -H 'Content-Type: application/json' -d {data}"
