@@ -8,9 +8,11 @@ from aiohttp import web
 
 from . import accounts, chat, completions, dashboard, info, tokens
 from .auth import add_cors_headers, auth_middleware, cors_middleware
+from .delivery import body_middleware, delivery_middleware
 from .errors import error_middleware
 from .keys import KeyRing
 from .limits import Limiter
+from .request_id import add_request_id, request_id_middleware
 from .state import STATE, ServerState, active_middleware
 from .watch import watched
 
@@ -25,16 +27,20 @@ def make_app(state: ServerState) -> web.Application:
     app = web.Application(
         client_max_size=config.max_body_bytes,
         middlewares=[
+            request_id_middleware,
+            delivery_middleware(config.client_timeout),
             error_middleware,
             cors_middleware(config.allowed_origins),
             auth_middleware(keys, OPEN),
             active_middleware,
             accounts.account_middleware,
+            body_middleware(config.client_timeout),
         ],
     )
     app[STATE] = state
     app[dashboard.SNAPSHOTS] = dashboard.Snapshots()
     app[accounts.LIMITER] = Limiter()
+    app.on_response_prepare.append(add_request_id)
     app.on_response_prepare.append(add_cors_headers(config.allowed_origins))
     app.on_response_prepare.append(accounts.add_limit_headers)
     app.cleanup_ctx.append(accounts.keep_ledger)

@@ -70,6 +70,7 @@ def add_cors_headers(allowed_origins: Sequence[str]) -> Any:
         origin = allowed_origin(request, allowed_origins)
         if origin is not None:
             response.headers["Access-Control-Allow-Origin"] = origin
+            response.headers["Access-Control-Expose-Headers"] = "*"
             response.headers.add("Vary", "Origin")
 
     return add

@@ -18,6 +18,8 @@ from llmjax.errors import (
     StructuredOutputError,
 )
 
+from . import request_id
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 logger = logging.getLogger(__name__)
@@ -93,7 +95,7 @@ def api_error(error: Exception) -> ApiError:
         case web.HTTPException():
             return http_error(error)
         case _:
-            logger.error("a request failed", exc_info=error)
+            logger.error("request %s failed", request_id.current.get(), exc_info=error)
             return ApiError(500, f"internal error ({type(error).__name__}); see the server's log")
 
 

@@ -90,7 +90,7 @@ class Standing:
 
     def headers(self) -> dict[str, str]:
         """OpenAI's headers about it."""
-        headers = {}
+        headers: dict[str, str] = {}
         for what, bucket in self._buckets():
             left = math.floor(bucket.level + ROUNDING)
             headers |= {

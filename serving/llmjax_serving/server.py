@@ -4,60 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
-import socket
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
-from aiohttp.abc import AbstractAccessLogger
 
 from llmjax.config import EngineConfig
-from llmjax.errors import ConfigError
 
+from .access_log import ACCESS, AccessLogger
 from .app import make_app
 from .config import ServerConfig
+from .listen import bind, reload_certificate, tls_context, url
 from .state import ServerState
 from .stats_log import logged_stats
+from .watch import watched
 
 if TYPE_CHECKING:
     from llmjax.engine.async_engine import AsyncEngine
 
 logger = logging.getLogger(__name__)
 
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 8190
+"""Of the request line, and of each header."""
+
 LAST_WORDS_SECONDS = 5.0
 """What handlers get, once the engine has stopped, to tell their clients so."""
-
-QUIET_PATHS = frozenset({"/health", "/metrics", "/dashboard/state"})
-"""Asked for every few seconds by machines; logging that hides the rest."""
-
-
-class AccessLogger(AbstractAccessLogger):
-    """A line for each request."""
-
-    def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
-        if request.path not in QUIET_PATHS:
-            what = f"{request.method} {request.path_qs}"
-            self.logger.info("%s %s %d %.3f s", request.remote, what, response.status, time)
-
-
-def bind(config: ServerConfig) -> socket.socket:
-    """A listening socket. Raises ConfigError where the address cannot be had."""
-    with ExitStack() as on_failure:
-        try:
-            family, kind, proto, _, address = socket.getaddrinfo(
-                config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            sock = on_failure.enter_context(socket.socket(family, kind, proto))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-        except (OSError, OverflowError) as error:
-            where = f"{config.host} port {config.port}"
-            raise ConfigError(f"cannot listen on {where}: {error}") from error
-        on_failure.pop_all()
-    return sock
 
 
 def load_engine(config: EngineConfig) -> AsyncEngine:
@@ -124,29 +101,46 @@ class Server:
         Raises:
             LlmjaxError: the port cannot be had or the model cannot be loaded.
         """
-        sock = bind(self.state.config)
+        config = self.state.config
+        app, tls, sock = make_app(self.state), tls_context(config), bind(config)
         # A client that goes away cancels its handler, which aborts its request.
         runner = web.AppRunner(
-            make_app(self.state),
+            app,
             handler_cancellation=True,
             shutdown_timeout=LAST_WORDS_SECONDS,
+            access_log=ACCESS,
             access_log_class=AccessLogger,
+            access_log_format=config.access_log_format,
+            # Between the end of a request and the end of the next one's headers.
+            keepalive_timeout=config.client_timeout,
+            max_line_size=MAX_HEADER_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
+            max_headers=MAX_HEADERS,
         )
-        await runner.setup()
         try:
-            await web.SockSite(runner, sock, backlog=1024).start()
+            await runner.setup()
+            await web.SockSite(runner, sock, backlog=1024, ssl_context=tls).start()
             self._listen_to_signals()
             engine = await self._loaded()
             if engine is None:
                 return 0
             engine.start()
             self.state.engine = engine
-            self._on_ready(engine, url(sock, self.state.config.host))
-            async with logged_stats(engine, self.state.config.log_stats_interval):
+            self._on_ready(engine, url(sock, config))
+            async with AsyncExitStack() as meanwhile:
+                await meanwhile.enter_async_context(logged_stats(engine, config.log_stats_interval))
+                if tls is not None:
+                    files = [name for name in (config.ssl_certfile, config.ssl_keyfile) if name]
+                    reload = partial(reload_certificate, tls, config)
+                    await meanwhile.enter_async_context(watched(files, reload))
                 await self._stop.wait()
                 return await self._drain(engine)
         finally:
             await runner.cleanup()
+            sock.close()
+            if config.uds is not None:
+                with suppress(FileNotFoundError):
+                    os.unlink(config.uds)
             self.state.pool.shutdown(wait=False, cancel_futures=True)
 
     def _listen_to_signals(self) -> None:
@@ -199,14 +193,6 @@ async def first_of(future: asyncio.Future[Any], event: asyncio.Event) -> None:
     waiting = asyncio.ensure_future(event.wait())
     await asyncio.wait({future, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
-
-
-def url(sock: socket.socket, host: str) -> str:
-    """Where a client on this machine reaches the socket."""
-    port = sock.getsockname()[1]
-    if host in ("", "0.0.0.0", "::"):
-        host = "localhost"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def serve(

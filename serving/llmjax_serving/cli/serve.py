@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 from llmjax.config import EngineConfig
 
 from ..config import ServerConfig
-from .flags import add_engine_flags, add_flags, add_log_level, engine_options, set_up_logging
+from .flags import (
+    add_engine_flags,
+    add_flags,
+    add_log_level,
+    engine_options,
+    log_bare,
+    set_up_logging,
+)
 
 if TYPE_CHECKING:
     from llmjax.engine.async_engine import AsyncEngine
@@ -28,6 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     set_up_logging(getattr(logging, args.log_level.upper()))
+    if getattr(args, "access_log_format", None) == "json":
+        log_bare("llmjax_serving.access")
     engine_config = EngineConfig.of(**engine_options(args))
     given = {f.name: getattr(args, f.name) for f in fields(ServerConfig) if hasattr(args, f.name)}
     if "LLMJAX_API_KEY" in os.environ:
@@ -49,7 +58,9 @@ def banner(engine: AsyncEngine, url: str, config: ServerConfig) -> str:
             "",
             engine.engine.describe(),
             "",
-            f"Ready: {url}/v1" + ("" if config.has_keys else " (open: no --api-key)"),
+            f"Ready: {url}/v1"
+            + (f" at {config.uds}" if config.uds is not None else "")
+            + ("" if config.has_keys else " (open: no --api-key)"),
             "Try:",
             f"  {curl(engine, url, config)}",
             "",
@@ -69,4 +80,5 @@ def curl(engine: AsyncEngine, url: str, config: ServerConfig) -> str:
     body |= {"temperature": 0, "max_tokens": 64}
     key = ' -H "Authorization: Bearer ${LLMJAX_API_KEY%%,*}"' if config.has_keys else ""
     data = shlex.quote(json.dumps(body))
-    return f"curl {url}{path}{key} -H 'Content-Type: application/json' -d {data}"
+    socket = f"--unix-socket {shlex.quote(config.uds)} " if config.uds is not None else ""
+    return f"curl {socket}{url}{path}{key} -H 'Content-Type: application/json' -d {data}"
