@@ -29,6 +29,9 @@ STALL_SECONDS = 300.0
 """Work that no step has come out of for so long counts as an engine that makes no progress."""
 
 
+MOST_FAILURES = 3
+"""Steps that fail in a row, after which there is no hope for the next one."""
+
 SNAPSHOT_SECONDS = 10.0
 """What a snapshot may take, for most of which it waits for the end of a step."""
 
@@ -75,6 +78,7 @@ class AsyncEngine:
         self._draining = False
         self._error: LlmjaxError | None = None
         self._progress = time.monotonic()
+        self._failures = 0
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -126,6 +130,7 @@ class AsyncEngine:
         Raises:
             InvalidRequestError, QueueFullError: before the first output.
             RequestTimeoutError, QueueTimeoutError: it was late to end, or to begin.
+            RequestFailedError: the step failed that computed it.
             EngineDeadError: the engine has stopped.
             ShutdownError: it takes no new requests, or this one was cut off.
         """
@@ -283,7 +288,17 @@ class AsyncEngine:
 
     def _step(self) -> None:
         before = self.engine.num_steps
-        self._publish(self.engine.step())
+        try:
+            news = self.engine.step()
+        except Exception as error:
+            self._failures += 1
+            if self._failures == MOST_FAILURES:
+                raise
+            log.exception("a step failed, and its requests with it; the engine goes on")
+            news = self.engine.recover(error)
+        self._publish(news)
+        if self.engine.num_steps != before:
+            self._failures = 0
         # While all wait for prefill workers there is an end to it, by `prefill_timeout`.
         if self.engine.num_steps != before or self.engine.awaits_pages:
             self._progress = time.monotonic()

@@ -21,7 +21,7 @@ from ..cache.manager import KVCache
 from ..checkpoint import LoadedModel, load_model, resolve_model
 from ..checks import shown
 from ..config import EngineConfig
-from ..errors import ChatTemplateError, ConfigError, InvalidRequestError
+from ..errors import ChatTemplateError, ConfigError, InvalidRequestError, RequestFailedError
 from ..metrics import Metrics
 from ..models import DecoderConfig
 from ..parallel.mesh import make_mesh
@@ -123,6 +123,7 @@ class Engine:
         self.grammars = GrammarCompiler(self.model.tokenizer, self.model.config.vocab_size)
         self._last_collected: float | None = None
         self._in_flight: deque[InFlight] = deque()
+        self._news: list[SequenceDelta] = []
         self.num_steps = 0
         self.handover: Handover | None = None
         try:
@@ -165,6 +166,7 @@ class Engine:
         """
         began = time.perf_counter()
         expired = self.scheduler.expire()
+        self._news += expired
         if self.handover is not None:
             self.handover.poll()
         plan = self.scheduler.schedule()
@@ -173,14 +175,39 @@ class Engine:
             self._in_flight.append(self.runner.dispatch(plan))
             self.trace.dispatched(plan, began, scheduled, self.scheduler.num_preemptions)
             self._observe(plan)
-        news = expired
         if len(self._in_flight) > (plan is not None):
-            news = expired + self._collect()
+            self._news += self._collect()
         elif plan is None and self.handover is not None and self.awaits_pages and not expired:
             self.handover.wait(_WAIT_SECONDS)
         if plan is not None:
             # Now all tokens before those to be sampled are known.
             self.runner.sample(self._in_flight[-1])
+        return self._take_news()
+
+    def recover(self, cause: Exception) -> list[SequenceDelta]:
+        """Goes on after a `step` that raised, without the requests that took part in it.
+
+        A program that fails may take the pages with it that it was to write to. So all of them
+        begin anew, nothing is cached, and the other requests that ran are computed again.
+
+        Returns:
+            The last news of the requests that have failed, and what `step` had to tell.
+
+        Raises:
+            Exception: of the device, or of the accounts of who holds what, which are off: there
+                is no going on.
+        """
+        error = RequestFailedError(f"the step that computed this request failed: {cause}")
+        error.__cause__ = cause
+        self._in_flight.clear()
+        self._last_collected = None
+        self._news += self.scheduler.fail_steps(error)
+        self.scheduler.check_balance()
+        self.runner.reset()
+        return self._take_news()
+
+    def _take_news(self) -> list[SequenceDelta]:
+        news, self._news = self._news, []
         return news
 
     def _collect(self) -> list[SequenceDelta]:

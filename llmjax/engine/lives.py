@@ -11,7 +11,7 @@ from ..config import SchedulerConfig
 from ..errors import InvalidRequestError, LlmjaxError, QueueFullError
 from ..request import FinishReason, Sequence, SequenceDelta, Status, longest
 from .admission import Admission
-from .deadlines import Deadlines, late, retry_after
+from .deadlines import Deadlines, QueuePace, late, retry_after
 from .plan import Plan
 from .waiting import WaitingQueue
 
@@ -60,6 +60,7 @@ class Lives:
         self.admission = Admission(config, cache, self.waiting, self.max_len)
         self._most_prompt = most_prompt
         self._deadlines = Deadlines(config.queue_timeout)
+        self._pace = QueuePace()
         self._requests: dict[str, dict[int, Sequence]] = {}
         self._arrivals = 0
 
@@ -85,11 +86,9 @@ class Lives:
         self._check_whole(seq)
         limit = self.config.max_queue_len
         if not siblings and limit is not None and self.waiting.num_requests >= limit:
-            # What the oldest in the queue has waited is about what the way through it takes.
-            waited = self.clock() - self.waiting.oldest.request.arrival_time
             raise QueueFullError(
                 f"{limit} requests wait already (max_queue_len)",
-                retry_after=retry_after(waited),
+                retry_after=retry_after(self._way_through()),
             )
         self._arrivals += 1
         seq.arrival = self._arrivals
@@ -97,8 +96,17 @@ class Lives:
         self.max_len[seq] = max_len
         if not siblings:
             self._deadlines.add(request)
+        if not self.waiting.num_requests:
+            self._pace = QueuePace()
         self._requests.setdefault(request.id, siblings)[seq.index] = seq
         self.waiting.join(seq)
+
+    def _way_through(self) -> float:
+        """Seconds that the way through the queue takes, at the pace at which it is seen to move."""
+        now = self.clock()
+        # Where nobody has moved yet, it takes what the oldest has waited, at least.
+        waited = now - self.waiting.oldest.request.arrival_time
+        return self._pace.seconds(self.waiting.num_requests, now) or waited
 
     def _check_whole(self, seq: Sequence) -> None:
         most = self._most_prompt
@@ -115,8 +123,17 @@ class Lives:
         return self._fail([seq for seq in live.values() if index is None or seq.index == index])
 
     def fail(self, request_id: str, error: LlmjaxError) -> list[SequenceDelta]:
-        """Ends all choices of a request, which tell the error."""
-        return self._fail(list(self._requests[request_id].values()), error)
+        """Ends all choices of a request, which tell the error; an unknown id is ignored."""
+        return self._fail(list(self._requests.get(request_id, {}).values()), error)
+
+    def lose_pages(self) -> None:
+        """Nothing is in flight, and no page, of the device or the host, holds what it held."""
+        for seq in list(self.running):
+            self.preempt(seq)
+        for seq in list(self.leaving):
+            self.let_go(seq)
+        self.cache.take_transfers()
+        self.cache.reset()
 
     def expire(self) -> list[SequenceDelta]:
         """Ends the requests that are late; see `Scheduler.expire`."""
@@ -145,6 +162,8 @@ class Lives:
         if seq.in_flight or not self.admission.admit(seq, fits):
             return False
         seq.status = Status.RUNNING
+        if not seq.num_preemptions and not seq.index:
+            self._pace.begun(self.clock())
         self._deadlines.begun(seq.request.id)
         seq.slot = self.free_slots.pop()
         self.running[seq] = None

@@ -107,7 +107,7 @@ class Runner:
         self._no_masks = {S: jnp.zeros((S, words), jnp.int32) for S in sizes}
         self._layout = layout
         self._weights, self._tree = programs.weights, programs.tree
-        make = partial(programs.make_state, num_pages)
+        self._make_state = partial(programs.make_state, num_pages)
         self._state_shapes = programs.state_shapes(num_pages)
         most_pages = max(bucket.pages for bucket in buckets.all)
         self._slots = SlotTable(slots, most_pages, layout.num_groups, layout.block_size)
@@ -116,7 +116,7 @@ class Runner:
         )
         # Filling gigabytes with zeros takes seconds, for which compiling need not wait.
         with ThreadPoolExecutor(1) as pool:
-            state = pool.submit(make)
+            state = pool.submit(self._make_state)
             self._set_bias = self._compile_set_bias()
             self._set_history = self._compile_set_history()
             pools, axis = self._state_shapes.pages, 1 if model.native else 0
@@ -126,6 +126,12 @@ class Runner:
             self._condenser = self._make_condenser(model) if evicts else None
             self.programs.start(background=config.compile.background)
             self._state = state.result()
+
+    def reset(self) -> None:
+        """A state of zeros in place of one that a failed step may have taken with it."""
+        self._mover.forget()
+        del self._state  # or memory would have to hold two
+        self._state = self._make_state()
 
     def dispatch(self, plan: Plan) -> InFlight:
         """Starts the model's part of a step; returns before it has finished."""

@@ -13,6 +13,7 @@ from llmjax.errors import (
     InvalidRequestError,
     QueueFullError,
     QueueTimeoutError,
+    RequestFailedError,
     RequestTimeoutError,
     ShutdownError,
     StructuredOutputError,
@@ -88,6 +89,9 @@ def api_error(error: Exception) -> ApiError:
             return ApiError(503, str(error), code="queue_timeout", headers=retry)
         case RequestTimeoutError():
             return ApiError(504, str(error), code="timeout")
+        case RequestFailedError():
+            # The cause is the operator's business, and is in the log.
+            return ApiError(500, "the engine failed to compute this request", code="request_failed")
         case ShutdownError():
             return unavailable(str(error), "shutting_down")
         case EngineDeadError():
