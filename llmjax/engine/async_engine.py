@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import EngineConfig
-from ..errors import EngineDeadError, LlmjaxError, ShutdownError
+from ..errors import EngineDeadError, LlmjaxError, RequestFailedError, ShutdownError
 from ..metrics import Metrics
 from ..request import Request, RequestOptions, RequestOutput, SamplingParams, SequenceDelta
 from ..tokenizer import Tokenizer
@@ -306,7 +306,10 @@ class AsyncEngine:
     def _handle(self, message: _Message) -> None:
         if isinstance(message, Future):
             if message.set_running_or_notify_cancel():
-                message.set_result(take_snapshot(self.engine))
+                try:
+                    message.set_result(take_snapshot(self.engine))
+                except Exception as error:
+                    message.set_exception(error)
             return
         if isinstance(message, str):
             deltas = self.engine.abort(message)
@@ -317,7 +320,11 @@ class AsyncEngine:
             return
         try:
             self.engine.add(message.request)
-        except LlmjaxError as error:
+        except Exception as error:
+            if not isinstance(error, LlmjaxError):
+                log.exception("a request could not be queued")
+                self.engine.abort(message.request.id)
+                error = RequestFailedError(f"the request could not be queued: {error}")
             message.error = error
             self._notify([message.request.id])
             return
