@@ -41,7 +41,7 @@ serve: $(VENV)/.run ## Set up, fetch the demo model, serve it on PORT (8000)
 	@exec $(BIN)/llmjax serve --model $(MODEL) --port $(PORT)
 
 test: $(VENV)/.dev ## Set up and pass the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --dist loadfile
 
 # Python is not built for the sanitizer: its run-time must be there first.
 SANITIZED := LLMJAX_SANITIZED=build/sanitize/libllmjax_native.so ASAN_OPTIONS=detect_leaks=0 \

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 from aiohttp import web
 
-from . import accounts, chat, completions, dashboard, info, tokens
+from . import accounts, chat, completions, dashboard, info, openapi, pages, tokens
 from .auth import add_cors_headers, auth_middleware, cors_middleware
 from .delivery import body_middleware, delivery_middleware
 from .errors import error_middleware
@@ -16,7 +16,7 @@ from .request_id import add_request_id, request_id_middleware
 from .state import STATE, ServerState, active_middleware
 from .watch import watched
 
-OPEN = frozenset({"/health", "/ready", *dashboard.PAGE})
+OPEN = frozenset({"/health", "/ready", *pages.PAGES})
 """What needs no key: it tells nothing but whether requests are taken."""
 
 
@@ -55,8 +55,9 @@ def make_app(state: ServerState) -> web.Application:
             web.get("/usage", accounts.show_usage),
             web.get("/version", info.version),
             web.get("/metrics", info.metrics),
-            *(web.get(path, dashboard.page) for path in dashboard.PAGE),
+            *(web.get(path, pages.page) for path in pages.PAGES),
             web.get("/dashboard/state", dashboard.state),
+            web.get("/openapi.json", openapi.openapi),
             web.get("/v1/models", info.list_models),
             web.get("/v1/models/{model:.+}", info.show_model),
             web.post("/v1/completions", completions.create_completion),

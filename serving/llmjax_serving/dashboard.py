@@ -1,31 +1,15 @@
-"""The page at /dashboard: fixed files, and the state of the engine that they draw."""
+"""The state of the engine that the page at /dashboard draws."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from pathlib import Path
 
 from aiohttp import web
 
 from .state import STATE, ServerState
 
-WEB = Path(__file__).parent / "web"
-PAGE = {
-    "/dashboard": ("dashboard.html", "text/html"),
-    "/dashboard/dashboard.css": ("dashboard.css", "text/css"),
-    "/dashboard/dashboard.js": ("dashboard.js", "text/javascript"),
-}
-"""What a browser loads before it can send a key: files that tell nothing of this server."""
-HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "Cache-Control": "no-cache",
-    "X-Content-Type-Options": "nosniff",
-}
 MAX_AGE = 0.5
 """Seconds for which one snapshot is shown to all who look."""
 
@@ -51,12 +35,6 @@ class Snapshots:
 
 
 SNAPSHOTS = web.AppKey("snapshots", Snapshots)
-
-
-async def page(request: web.Request) -> web.Response:
-    name, content_type = PAGE[request.path]
-    text = (WEB / name).read_text(encoding="utf-8")
-    return web.Response(text=text, content_type=content_type, charset="utf-8", headers=HEADERS)
 
 
 async def state(request: web.Request) -> web.Response:

@@ -13,14 +13,13 @@ from llmjax.errors import ConfigError
 from llmjax_serving import watch
 from llmjax_serving.config import ServerConfig
 from llmjax_serving.keys import KeyRing
+from llmjax_serving.pages import PAGES
 
 from .double import MODEL, EngineDouble, client_of, run_async, until
 
 PROMPT = {"prompt": "abc"}
-OPEN = {
-    *("/health", "/ready"),
-    *("/dashboard", "/dashboard/dashboard.css", "/dashboard/dashboard.js"),
-}
+OPEN = {"/health", "/ready", *PAGES}
+"""A browser loads pages before it can send a key; they themselves tell nothing."""
 
 
 def key_file(tmp_path, *entries) -> str:

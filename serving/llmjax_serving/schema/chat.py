@@ -10,7 +10,21 @@ from llmjax.beam_search import BeamSearchParams
 from llmjax.errors import InvalidRequestError
 from llmjax.request import RequestOptions, SamplingParams
 
-from .fields import Field, Parse, boolean, integer, list_of, mapping, only, read, refuse, text
+from .fields import (
+    Field,
+    Parse,
+    boolean,
+    described,
+    integer,
+    list_of,
+    mapping,
+    object_schema,
+    only,
+    read,
+    refuse,
+    schema_of,
+    text,
+)
 from .sampling import (
     COMMON,
     NO_OPS,
@@ -24,8 +38,11 @@ from .sampling import (
 )
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+"""Types of the parts that a message's content may have."""
 
 
+@described({"enum": list(ROLES)})
 def role(value: Any, path: str) -> str:
     if value not in ROLES:
         raise refuse(path, value, ", ".join(ROLES))
@@ -33,6 +50,21 @@ def role(value: Any, path: str) -> str:
     return "system" if value == "developer" else value
 
 
+@described(
+    {
+        "anyOf": [
+            {"type": "string"},
+            {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {"type": {"enum": list(TEXT_PARTS)}, "text": {"type": "string"}},
+                    "required": ["type"],
+                },
+            },
+        ]
+    }
+)
 def content(value: Any, path: str) -> str:
     """Text, or a list of text parts, which are joined by newlines as in vLLM."""
     if isinstance(value, str):
@@ -44,13 +76,14 @@ def content(value: Any, path: str) -> str:
 
 def text_part(value: Any, path: str) -> str:
     kind = mapping(value, path).get("type")
-    if kind not in ("text", "input_text", "output_text", "refusal"):
+    if kind not in TEXT_PARTS:
         raise refuse(f"{path}.type", kind, '"text" (the model reads text only)')
     key = "refusal" if kind == "refusal" else "text"
     part = read(value, {key: Field(text, required=True)}, {"type": text}, f"{path}.")
     return part[key]
 
 
+@described({"type": "object"})
 def tool_call(value: Any, path: str) -> dict[str, Any]:
     """A call the assistant made; its JSON arguments become an object, as templates expect."""
     call = read(
@@ -97,6 +130,7 @@ MESSAGE_NO_OPS: dict[str, Parse] = {
 }
 
 
+@described(object_schema(MESSAGE, MESSAGE_NO_OPS))
 def message(value: Any, path: str) -> dict[str, Any]:
     values = read(mapping(value, path), MESSAGE, MESSAGE_NO_OPS, f"{path}.")
     if values["content"] is None:
@@ -106,6 +140,7 @@ def message(value: Any, path: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+@described({"type": "array", "items": schema_of(message), "minItems": 1})
 def messages(value: Any, path: str) -> list[dict[str, Any]]:
     if not value:
         raise refuse(path, value, "a list of at least one message")

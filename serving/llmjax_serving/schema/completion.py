@@ -9,7 +9,7 @@ from llmjax.beam_search import BeamSearchParams
 from llmjax.errors import InvalidRequestError
 from llmjax.request import RequestOptions, SamplingParams
 
-from .fields import Field, Parse, boolean, integer, is_integer, only, read, refuse, text
+from .fields import Field, Parse, boolean, described, integer, is_integer, only, read, refuse, text
 from .sampling import (
     COMMON,
     NO_OPS,
@@ -26,6 +26,18 @@ from .sampling import (
 DEFAULT_MAX_TOKENS = 16
 
 
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+
+
+@described(
+    {
+        "anyOf": [
+            {"type": "string"},
+            _IDS,
+            {"type": "array", "items": {"anyOf": [{"type": "string"}, _IDS]}, "minItems": 1},
+        ]
+    }
+)
 def prompt_list(value: Any, path: str) -> list[str | list[int]]:
     """A string, a list of token ids, or a list of either."""
     if isinstance(value, str) or (value and isinstance(value, list) and is_integer(value[0])):

@@ -9,18 +9,21 @@ from typing import Any
 
 from llmjax.beam_search import BeamSearchParams
 from llmjax.errors import InvalidRequestError
-from llmjax.request import RequestOptions, SamplingParams
+from llmjax.request import MAX_FLOAT, MAX_TIMEOUT, RequestOptions, SamplingParams
 
 from . import structured
 from .fields import (
     Field,
     Parse,
     boolean,
+    bounded,
+    described,
     integer,
     is_integer,
     list_of,
     mapping,
     number,
+    object_schema,
     one_or_list_of,
     only,
     read,
@@ -54,6 +57,7 @@ class StreamOptions:
     continuous_usage: bool = False
 
 
+@described({"type": "object", "additionalProperties": {"type": "number"}})
 def logit_bias(value: Any, path: str) -> dict[int, float]:
     biases = {}
     for key, bias in mapping(value, path).items():
@@ -63,41 +67,47 @@ def logit_bias(value: Any, path: str) -> dict[int, float]:
     return biases
 
 
+_STREAM_OPTIONS: dict[str, Field] = {
+    "include_usage": Field(boolean, False),
+    "continuous_usage_stats": Field(boolean, False),
+}
+_STREAM_NO_OPS: dict[str, Parse] = {"include_obfuscation": only(False)}
+
+
+@described(object_schema(_STREAM_OPTIONS, _STREAM_NO_OPS))
 def stream_options(value: Any, path: str) -> StreamOptions:
-    table = {
-        "include_usage": Field(boolean, False),
-        "continuous_usage_stats": Field(boolean, False),
-    }
-    options = read(mapping(value, path), table, {"include_obfuscation": only(False)}, f"{path}.")
+    options = read(mapping(value, path), _STREAM_OPTIONS, _STREAM_NO_OPS, f"{path}.")
     return StreamOptions(options["include_usage"], options["continuous_usage_stats"])
 
 
+@described({"anyOf": [{"type": "integer", "minimum": 1}, {"const": -1}]})
 def truncation(value: Any, path: str) -> int:
     if not (is_integer(value) and (value == -1 or value > 0)):
         raise refuse(path, value, "an integer from 1, or -1 for what the context holds")
     return int(value)
 
 
+REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+
+@described({"type": "string", "pattern": f"^{REQUEST_ID.pattern}$"})
 def request_id(value: Any, path: str) -> str:
     if not REQUEST_ID.fullmatch(text(value, path)):
         raise refuse(path, value, "up to 128 letters, digits and any of _.:-")
     return value
 
 
-REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-
-
 SAMPLING: dict[str, Field] = {
-    "n": Field(integer()),
-    "temperature": Field(number),
-    "top_p": Field(number),
-    "top_k": Field(integer()),
-    "min_p": Field(number),
-    "repetition_penalty": Field(number),
-    "presence_penalty": Field(number),
-    "frequency_penalty": Field(number),
-    "seed": Field(integer()),
-    "min_tokens": Field(integer()),
+    "n": Field(bounded(integer(), minimum=1, maximum=64)),
+    "temperature": Field(bounded(number, minimum=0, maximum=2)),
+    "top_p": Field(bounded(number, exclusiveMinimum=0, maximum=1)),
+    "top_k": Field(bounded(integer(), minimum=-1, maximum=2**31 - 1)),
+    "min_p": Field(bounded(number, minimum=0, maximum=1)),
+    "repetition_penalty": Field(bounded(number, exclusiveMinimum=0, maximum=MAX_FLOAT)),
+    "presence_penalty": Field(bounded(number, minimum=-2, maximum=2)),
+    "frequency_penalty": Field(bounded(number, minimum=-2, maximum=2)),
+    "seed": Field(bounded(integer(), minimum=-(2**63), maximum=2**63 - 1)),
+    "min_tokens": Field(bounded(integer(), minimum=0, maximum=2**31 - 1)),
     "stop": Field(one_or_list_of(text)),
     "stop_token_ids": Field(list_of(integer(0))),
     "ignore_eos": Field(boolean),
@@ -114,11 +124,11 @@ BEAM_FIELDS = {"n", "temperature", "ignore_eos", "skip_special_tokens"}
 """Fields of SAMPLING that a beam search knows."""
 
 OPTIONS: dict[str, Field] = {
-    "priority": Field(integer()),
-    "cache_salt": Field(text),
+    "priority": Field(bounded(integer(), minimum=-(2**63), maximum=2**63 - 1)),
+    "cache_salt": Field(bounded(text, minLength=1)),
     "user": Field(text),
-    "timeout": Field(number),
-    "queue_timeout": Field(number),
+    "timeout": Field(bounded(number, exclusiveMinimum=0, maximum=MAX_TIMEOUT)),
+    "queue_timeout": Field(bounded(number, exclusiveMinimum=0, maximum=MAX_TIMEOUT)),
 }
 """Fields of the same name and meaning in RequestOptions, which holds defaults and ranges."""
 
@@ -133,7 +143,7 @@ COMMON: dict[str, Field] = {
     "truncate_prompt_tokens": Field(truncation),
     "request_id": Field(request_id),
     "use_beam_search": Field(boolean, False),
-    "length_penalty": Field(number, 1.0),
+    "length_penalty": Field(bounded(number, minimum=-10, maximum=10), 1.0),
 }
 
 NO_OPS: dict[str, Parse] = {

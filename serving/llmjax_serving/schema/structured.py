@@ -8,9 +8,23 @@ from typing import Any
 from llmjax.errors import InvalidRequestError
 from llmjax.request import StructuredOutputs
 
-from .fields import Field, Parse, array, boolean, list_of, mapping, read, refuse, text
+from .fields import (
+    Field,
+    Parse,
+    array,
+    boolean,
+    described,
+    list_of,
+    mapping,
+    object_schema,
+    only,
+    read,
+    refuse,
+    text,
+)
 
 
+@described({"type": ["object", "string"]})
 def json_or_text(value: Any, path: str) -> dict | str:
     if not isinstance(value, dict | str):
         raise refuse(path, value, "an object, or one as text")
@@ -44,6 +58,18 @@ _STRUCTURED: dict[str, Field] = {
 }
 
 
+def _format_schema() -> dict[str, Any]:
+    formats = []
+    for kind, fields in _FORMATS.items():
+        schema = object_schema(fields | {"type": Field(only(kind), required=True)})
+        if kind == "json_schema":
+            inner = object_schema(_JSON_SCHEMA, _JSON_SCHEMA_NO_OPS)
+            schema["properties"]["json_schema"] = inner
+        formats.append(schema)
+    return {"anyOf": formats}
+
+
+@described(_format_schema())
 def response_format(value: Any, path: str) -> StructuredOutputs | None:
     kind = mapping(value, path).get("type")
     if not isinstance(kind, str) or kind not in _FORMATS:
@@ -60,6 +86,7 @@ def response_format(value: Any, path: str) -> StructuredOutputs | None:
     return StructuredOutputs(json=schema, asked_as=f"{path}.schema")
 
 
+@described(object_schema(_STRUCTURED, {"_backend": text}))
 def structured_outputs(value: Any, path: str) -> StructuredOutputs:
     values = read(mapping(value, path), _STRUCTURED, {"_backend": text}, f"{path}.")
     return StructuredOutputs(**values)
