@@ -7,6 +7,7 @@ import logging
 
 from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
+from aiohttp.http_exceptions import HttpProcessingError
 
 from .accounts import KEY
 from .request_id import REQUEST_ID
@@ -15,6 +16,11 @@ ACCESS = logging.getLogger("llmjax_serving.access")
 
 QUIET_PATHS = frozenset({"/health", "/ready", "/ping", "/load", "/metrics", "/dashboard/state"})
 """Asked for every few seconds by machines; logging that hides the rest."""
+
+
+def is_ours(record: logging.LogRecord) -> bool:
+    """Leaves out what is no HTTP, which anyone can send: a line of the access log is enough."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 class AccessLogger(AbstractAccessLogger):

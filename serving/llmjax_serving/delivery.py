@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from aiohttp import web
 
@@ -22,7 +23,8 @@ class ReaderWatch:
     """Cuts a connection off whose client stops reading an answer.
 
     That holds for as long as anything of it is still there to be read, also when the handler
-    has ended: the operating system would wait for ever.
+    has ended: the operating system would wait for ever. The next request of the connection
+    brings a watch of its own, which takes over.
     """
 
     def __init__(self, request: web.Request, transport: asyncio.Transport, timeout: float):
@@ -39,6 +41,10 @@ class ReaderWatch:
         self._has_ended = True
         if not self._transport.get_write_buffer_size():
             self._handle.cancel()
+
+    def stop(self) -> None:
+        """Another one takes over."""
+        self._handle.cancel()
 
     def _schedule(self) -> None:
         self._handle = self._loop.call_later(self._timeout / CHECKS, self._check)
@@ -58,13 +64,16 @@ class ReaderWatch:
 
 def delivery_middleware(timeout: float) -> Any:
     """Sends what handlers return, all of it, to clients that read it."""
+    watches: WeakKeyDictionary[asyncio.Transport, ReaderWatch] = WeakKeyDictionary()
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         transport = request.transport
         if transport is None:  # it has left
             return await handler(request)
-        watch = ReaderWatch(request, transport, timeout)
+        if (before := watches.get(transport)) is not None:
+            before.stop()
+        watch = watches[transport] = ReaderWatch(request, transport, timeout)
         try:
             response = await handler(request)
             try:

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from llmjax.config import EngineConfig
 
-from .access_log import ACCESS, AccessLogger
+from .access_log import ACCESS, AccessLogger, is_ours
 from .app import make_app
 from .config import ServerConfig
 from .listen import bind, reload_certificate, tls_context, url
@@ -103,6 +103,7 @@ class Server:
         """
         config = self.state.config
         app, tls, sock = make_app(self.state), tls_context(config), bind(config)
+        logging.getLogger("aiohttp.server").addFilter(is_ours)
         # A client that goes away cancels its handler, which aborts its request.
         runner = web.AppRunner(
             app,

@@ -148,12 +148,13 @@ async def test_who_reads_slowly_is_waited_for():
     ],
 )
 @run_async
-async def test_headers_that_are_too_many_too_large_or_wrong(head):
+async def test_headers_that_are_too_many_too_large_or_wrong(head, caplog):
     async with running(EngineDouble) as (session, ready, task, _):
         await ready.wait()
         reader, writer = await send(session._base_url, f"{head}\r\n".encode())
         assert (await reader.readline()).split()[1] == b"400"
         writer.close()
+        assert not [record for record in caplog.records if record.exc_info]
         async with session.get("/health") as response:
             assert response.status == 200
         send_signal()
