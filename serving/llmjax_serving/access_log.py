@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from datetime import UTC, datetime
 
 from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
@@ -31,6 +32,7 @@ class AccessLogger(AbstractAccessLogger):
             return
         key = request.get(KEY)
         line = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "remote": request.remote,
             "method": request.method,
             "path": request.path_qs,

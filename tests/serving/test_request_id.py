@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -88,6 +89,7 @@ async def test_the_access_log(log_format, caplog):
         assert first.endswith(" s, key api-key-1, request it")
         return
     line = json.loads(first)
+    assert datetime.fromisoformat(line.pop("time")).utcoffset() == timedelta(0)
     assert line.pop("seconds") >= 0 and line.pop("bytes") > 0
     assert line == {
         "remote": "127.0.0.1",
