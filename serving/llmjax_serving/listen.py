@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import socket
 import ssl
 import stat
@@ -14,6 +15,8 @@ from llmjax.errors import ConfigError
 from .config import ServerConfig
 
 logger = logging.getLogger(__name__)
+
+MOST_FILES = 65_536
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -36,6 +39,14 @@ def bind(config: ServerConfig) -> socket.socket:
             raise ConfigError(f"cannot listen on {where}: {error}") from error
         on_failure.pop_all()
     return sock
+
+
+def raise_file_limit() -> None:
+    """Lets the process have as many connections open as it may; the default is often 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def remove_stale(path: str) -> str:

@@ -19,7 +19,7 @@ from llmjax.config import EngineConfig
 from .access_log import ACCESS, AccessLogger, is_ours
 from .app import make_app
 from .config import ServerConfig
-from .listen import bind, reload_certificate, tls_context, url
+from .listen import bind, raise_file_limit, reload_certificate, tls_context, url
 from .state import ServerState
 from .stats_log import logged_stats
 from .watch import watched
@@ -102,6 +102,7 @@ class Server:
             LlmjaxError: the port cannot be had or the model cannot be loaded.
         """
         config = self.state.config
+        raise_file_limit()
         app, tls, sock = make_app(self.state), tls_context(config), bind(config)
         logging.getLogger("aiohttp.server").addFilter(is_ours)
         # A client that goes away cancels its handler, which aborts its request.

@@ -257,6 +257,39 @@ def test_a_step_that_fails_takes_its_requests_along_and_no_others(make_engine, m
     asyncio.run(main())
 
 
+def test_what_fails_between_steps_fails_alone(make_engine, monkeypatch):
+    engine = make_engine()
+    add, calls = engine.engine.add, []
+
+    def add_or_not(request):
+        calls.append(request)
+        if len(calls) == 2:
+            add(request)
+            raise KeyError("nobody thought of that")
+        add(request)
+
+    def no_snapshot(engine):
+        raise ZeroDivisionError
+
+    async def main():
+        engine.start()
+        monkeypatch.setattr(engine.engine, "add", add_or_not)
+        monkeypatch.setattr(async_engine, "take_snapshot", no_snapshot)
+        running = asyncio.create_task(collect(engine, "a", [20, 21]))
+        await until(lambda: calls)
+        with pytest.raises(RequestFailedError, match="nobody thought of that"):
+            await collect(engine, "b", [20, 21])
+        with pytest.raises(ZeroDivisionError):
+            await engine.snapshot()
+        assert await running == await collect(engine, "c", [20, 21])
+        await settle(engine)
+        assert engine.stats().pages_used == 0 and not engine._processor._states
+        engine.engine.scheduler.check_balance()
+        await engine.drain(5)
+
+    asyncio.run(main())
+
+
 def test_what_nobody_took_of_a_request_that_is_cut_off_is_told(make_engine):
     engine, told = make_engine(), []
 

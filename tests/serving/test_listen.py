@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import shutil
 import socket
 import ssl
@@ -16,7 +17,7 @@ import pytest
 from llmjax.errors import ConfigError
 from llmjax_serving import watch
 from llmjax_serving.config import ServerConfig
-from llmjax_serving.listen import bind, tls_context
+from llmjax_serving.listen import bind, raise_file_limit, tls_context
 
 from .double import EngineDouble, run_async, until
 from .test_server import running, send_signal
@@ -128,6 +129,18 @@ def test_what_is_no_socket_is_left_alone(tmp_path):
         bind(ServerConfig(uds=str(tmp_path / "no" / "folder")))
     with closing(bind(ServerConfig(uds=str(tmp_path / "new")))) as sock:
         assert sock.family == socket.AF_UNIX
+
+
+def test_there_may_be_more_connections_than_files_by_default(monkeypatch):
+    limits, most = [100, 200], []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: most.append(new))
+    raise_file_limit()
+    limits[1] = resource.RLIM_INFINITY
+    raise_file_limit()
+    limits[0] = 10**6  # never lowered
+    raise_file_limit()
+    assert most == [(200, 200), (65_536, resource.RLIM_INFINITY)]
 
 
 @pytest.mark.parametrize(
