@@ -8,11 +8,14 @@ import resource
 import socket
 import ssl
 import stat
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 
 from llmjax.errors import ConfigError
 
 from .config import ServerConfig
+from .watch import watched
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +100,19 @@ def reload_certificate(context: ssl.SSLContext, config: ServerConfig) -> None:
         logger.error("the certificate stays as it was: %s", error)
     else:
         logger.info("the certificate was read again")
+
+
+@asynccontextmanager
+async def current_certificate(
+    context: ssl.SSLContext | None, config: ServerConfig
+) -> AsyncIterator[None]:
+    """Files of the certificate that change meanwhile are read again."""
+    files = [name for name in (config.ssl_certfile, config.ssl_keyfile) if name is not None]
+    if context is None:
+        yield
+        return
+    async with watched(files, partial(reload_certificate, context, config)):
+        yield
 
 
 def url(sock: socket.socket, config: ServerConfig) -> str:

@@ -18,17 +18,22 @@ current: ContextVar[str] = ContextVar("request_id", default="-")
 _SANE = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}", re.ASCII)
 
 
+def name_of(request: web.Request) -> str:
+    """What the client calls a request, if that does no harm in headers and logs, or a new name."""
+    given = request.headers.get(HEADER, "")
+    return given if _SANE.fullmatch(given) else uuid.uuid4().hex
+
+
 @web.middleware
 async def request_id_middleware(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Takes over what the client calls the request, if that does no harm in headers and logs."""
-    given = request.headers.get(HEADER, "")
-    request[REQUEST_ID] = given if _SANE.fullmatch(given) else uuid.uuid4().hex
+    request[REQUEST_ID] = name_of(request)
     current.set(request[REQUEST_ID])
     return await handler(request)
 
 
 async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
     """A signal for `on_response_prepare`."""
-    response.headers[HEADER] = request[REQUEST_ID]
+    # aiohttp itself refuses some before they come to any middleware.
+    response.headers[HEADER] = request.get(REQUEST_ID) or name_of(request)

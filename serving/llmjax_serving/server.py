@@ -8,8 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
-from functools import partial
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -19,10 +18,9 @@ from llmjax.config import EngineConfig
 from .access_log import ACCESS, AccessLogger, is_ours
 from .app import make_app
 from .config import ServerConfig
-from .listen import bind, raise_file_limit, reload_certificate, tls_context, url
+from .listen import bind, current_certificate, raise_file_limit, tls_context, url
 from .state import ServerState
 from .stats_log import logged_stats
-from .watch import watched
 
 if TYPE_CHECKING:
     from llmjax.engine.async_engine import AsyncEngine
@@ -123,20 +121,16 @@ class Server:
             await runner.setup()
             await web.SockSite(runner, sock, backlog=1024, ssl_context=tls).start()
             self._listen_to_signals()
-            engine = await self._loaded()
-            if engine is None:
-                return 0
-            engine.start()
-            self.state.engine = engine
-            self._on_ready(engine, url(sock, config))
-            async with AsyncExitStack() as meanwhile:
-                await meanwhile.enter_async_context(logged_stats(engine, config.log_stats_interval))
-                if tls is not None:
-                    files = [name for name in (config.ssl_certfile, config.ssl_keyfile) if name]
-                    reload = partial(reload_certificate, tls, config)
-                    await meanwhile.enter_async_context(watched(files, reload))
-                await self._stop.wait()
-                return await self._drain(engine)
+            async with current_certificate(tls, config):
+                engine = await self._loaded()
+                if engine is None:
+                    return 0
+                engine.start()
+                self.state.engine = engine
+                self._on_ready(engine, url(sock, config))
+                async with logged_stats(engine, config.log_stats_interval):
+                    await self._stop.wait()
+                    return await self._drain(engine)
         finally:
             await runner.cleanup()
             sock.close()

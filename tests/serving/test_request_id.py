@@ -37,6 +37,8 @@ async def test_every_answer_says_what_the_request_is_called():
         for status, method, url, body, head in wanted:
             response = await client.request(method, url, json=body, headers=head)
             assert (response.status, response.headers["X-Request-Id"]) == (status, "my-id/1")
+        odd = await client.get("/health", headers={**headers, "Expect": "the impossible"})
+        assert (odd.status, odd.headers["X-Request-Id"]) == (417, "my-id/1")
         engine.fails = KeyError("secret")
         failed = await client.post("/v1/completions", json=PROMPT, headers=headers)
         assert (failed.status, failed.headers["X-Request-Id"]) == (500, "my-id/1")
