@@ -318,6 +318,7 @@ class Request:
         eos_token_ids: the union of all end-of-sequence ids that the model declares.
         kv_key: what keys and values depend on beside tokens and positions: requests share
             pages where it is the same.
+        has_begun: a step has been dispatched that computes some of it.
     """
 
     id: str
@@ -328,6 +329,7 @@ class Request:
     kv_key: Hashable = None
     rules: Rules | None = None
     arrival_time: float = field(default_factory=time.monotonic)
+    has_begun: bool = False
 
 
 class FinishReason(StrEnum):

@@ -124,8 +124,8 @@ class AsyncEngine:
         Args:
             request_id: the outputs carry it, and `abort` takes it.
             options: how it is treated beside others.
-            on_cut: called with the news that nobody has taken, where the iteration is closed
-                early and there are any.
+            on_cut: called with the news that nobody has taken, which may be none, where a request
+                that has begun to run fails, or its iteration is closed early.
 
         Raises:
             InvalidRequestError, QueueFullError: before the first output.
@@ -159,22 +159,18 @@ class AsyncEngine:
                 output.request_id = request_id
                 finished = output.finished
                 if output.error is not None:
+                    if on_cut is not None and request.has_begun:
+                        on_cut(output)
                     raise output.error
                 if output.outputs:
                     yield output
         finally:
             del self._streams[key]
             if not finished:
-                if on_cut is not None and (untold := self._untold(key)) is not None:
-                    on_cut(untold)
+                if on_cut is not None and request.has_begun:
+                    with self._processor_lock:
+                        on_cut(self._processor.output(key, delta=True))
                 self._send(key)
-
-    def _untold(self, key: str) -> RequestOutput | None:
-        with self._processor_lock:
-            if not self._processor.is_known(key):
-                return None
-            output = self._processor.output(key, delta=True)
-        return output if output.outputs else None
 
     def abort(self, request_id: str) -> None:
         """Ends a request: its iteration gets a last output with finish_reason "abort"."""

@@ -109,10 +109,6 @@ class OutputProcessor:
             self._trace.detokenised(began, tokens)
         return list(touched), stopped
 
-    def is_known(self, request_id: str) -> bool:
-        """Whether it is followed, and its end has not been told."""
-        return request_id in self._states
-
     def is_finished(self, request_id: str) -> bool:
         """Whether all choices have ended."""
         return self._states[request_id].finished

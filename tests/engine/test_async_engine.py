@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from llmjax import SamplingParams
+from llmjax import RequestOptions, SamplingParams
 from llmjax.config import EngineConfig
 from llmjax.engine import async_engine
 from llmjax.engine.async_engine import AsyncEngine
@@ -18,6 +18,7 @@ from llmjax.errors import (
     InvalidRequestError,
     QueueFullError,
     RequestFailedError,
+    RequestTimeoutError,
     ShutdownError,
 )
 
@@ -303,12 +304,23 @@ def test_what_nobody_took_of_a_request_that_is_cut_off_is_told(make_engine):
         assert taken + len(rest.outputs[0].token_ids) == 30
         whole = [o async for o in engine.generate("whole", [20], PARAMS, on_cut=told.append)]
         assert whole and len(told) == 1
-        early = engine.generate("early", [20], PARAMS, on_cut=told.append)
-        task = asyncio.ensure_future(anext(early))
+        early = asyncio.ensure_future(anext(engine.generate("e", [20], PARAMS, on_cut=told.append)))
         await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert len(told) == 1
+        early.cancel()
+        await asyncio.gather(early, return_exceptions=True)
+        assert len(told) == 1, "it had not begun"
+        long = engine.generate("long", list(range(20, 85)), PARAMS, on_cut=told.append)
+        begun = asyncio.ensure_future(anext(long))
+        while not any(s.request.has_begun for s in engine._streams.values()):
+            await asyncio.sleep(0)
+        begun.cancel()  # most likely before its first token
+        await asyncio.gather(begun, return_exceptions=True)
+        await long.aclose()
+        assert len(told[1].prompt_token_ids) == 65
+        late = RequestOptions(timeout=1e-3)
+        with pytest.raises(RequestTimeoutError):
+            prompt = list(range(20, 85))
+            await anext(engine.generate("late", prompt, PARAMS, options=late, on_cut=told.append))
         await settle(engine)
         assert not engine._processor._states
         await engine.drain(5)
