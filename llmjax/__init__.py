@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .beam_search import BeamSearchParams
+from .message import ChatMessage, ToolCall
 from .request import (
     CompletionOutput,
     Logprob,
@@ -27,12 +28,14 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "BeamSearchParams",
+    "ChatMessage",
     "CompletionOutput",
     "Logprob",
     "RequestOptions",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputs",
+    "ToolCall",
 ]
 
 

@@ -14,7 +14,12 @@ KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2"
 KV_EVICTIONS = ("streaming", "snapkv")
 POLICIES = ("fcfs", "priority", "lpm")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-QUANTIZATIONS = ("int8", "int4")
+QUANTIZATIONS = ("int8", "int4", "fp8")
+TOOL_CALL_PARSERS = (
+    *("auto", "deepseek_v3", "deepseek_v31", "functiongemma", "gpt_oss", "hermes", "json"),
+    *("llama3_json", "mistral", "mistral_args", "pythonic"),
+)
+REASONING_PARSERS = ("auto", "deepseek_r1", "gpt_oss", "mistral", "qwen3")
 DEFAULT_KV_BUDGET = 2048
 PREFILL_ADDRESS = re.compile(
     r"memory|shm://(?P<name>[\w.-]{1,80})|tcp://(?P<host>[^:/\[\]]+|\[[^\]]+\]):(?P<port>\d{1,5})"
@@ -60,9 +65,17 @@ class ModelConfig:
         seed: of requests that bring none; by default a random one.
         served_model_name: the name clients use; by default what `model` says.
         chat_template: text or path of a Jinja template that replaces the model's own.
-        quantization: "int8" or "int4": weights that the checkpoint has as floats are quantised
-            while they are loaded, in groups of 32, for the native CPU kernels. int4 leaves the
-            matrix that gives the logits (the embedding too, where the two are one) at int8.
+        quantization: "int8", "int4" or "fp8": weights that the checkpoint has as floats are
+            quantised while they are loaded. The first two in groups of 32, for the native CPU
+            kernels and NVIDIA GPUs from A100 on; int4 leaves the matrix that gives the logits
+            (the embedding too, where the two are one) at int8. "fp8" is for GPUs: E4M3 with a
+            scale a row, activations likewise where the GPU multiplies FP8 (from H100 on); the
+            embedding and what gives the logits stay as they are.
+        tool_call_parser: how the model writes calls of functions in a chat: hermes (Qwen too),
+            llama3_json, mistral, mistral_args, pythonic, deepseek_v3, deepseek_v31, gpt_oss,
+            functiongemma or json. "auto" goes by the chat template, none reads no calls.
+        reasoning_parser: how it writes what it thinks first: deepseek_r1, qwen3, mistral or
+            gpt_oss. "auto" goes by the chat template, none leaves it in the answer's content.
     """
 
     model: str
@@ -72,12 +85,23 @@ class ModelConfig:
     served_model_name: str | None = None
     chat_template: str | None = None
     quantization: str | None = None
+    tool_call_parser: str | None = "auto"
+    reasoning_parser: str | None = "auto"
 
     def __post_init__(self) -> None:
         if isinstance(self.model, os.PathLike):
             object.__setattr__(self, "model", os.fspath(self.model))
         check_types(self)
         check_weight_types(self.dtype, self.quantization)
+        for name, allowed in (
+            ("tool_call_parser", TOOL_CALL_PARSERS),
+            ("reasoning_parser", REASONING_PARSERS),
+        ):
+            value = getattr(self, name)
+            _require(
+                value is None or value in allowed,
+                f"{name} is {value!r}, allowed: {', '.join(allowed)}, or none",
+            )
         _require(
             self.max_model_len is None or self.max_model_len >= 2,
             f"max_model_len is {self.max_model_len}, allowed: 2 or more (a token in, a token out)",
@@ -105,7 +129,7 @@ class CacheConfig:
         enable_prefix_caching: keep what requests have computed for others that begin alike,
             as long as there is room. Choices of one request share their prompt in any case.
         swap_space: GiB of host memory for the pages of preempted requests, where moving them
-            there and back takes less time than to compute them again.
+            there and back takes less time than to compute them again. Replicas share it out.
         kv_offloading_size: GiB of host memory for pages that leave the prefix cache for want
             of room, by the same rule.
         kv_eviction: what a request forgets that gets longer than `kv_budget`; by default nothing.
@@ -176,7 +200,7 @@ class SchedulerConfig:
     """Who runs in a step.
 
     Attributes:
-        max_num_seqs: most sequences that run at once.
+        max_num_seqs: most sequences that run at once, in each replica.
         max_num_batched_tokens: most tokens in one step.
         max_paddings: the share of a step's token bucket that may be padding while prompt
             tokens wait that could fill it.
@@ -192,7 +216,8 @@ class SchedulerConfig:
         forecast_margin: a request is admitted where the pages that all will hold until they
             end, by how long outputs have been, fit with so many standard deviations to spare;
             "none" admits wherever there are pages for the prompt, and preempts later.
-        max_queue_len: waiting requests beyond which new ones are refused; none is no limit.
+        max_queue_len: waiting requests, of all replicas together, beyond which new ones are
+            refused; none is no limit.
         queue_timeout: seconds that a request may wait for its turn before it is refused; by
             default there is no limit.
         scheduling_policy: "fcfs": first come, first served. "priority": by the requests'
@@ -263,14 +288,29 @@ class ParallelConfig:
         tensor_parallel_size: devices that share each layer: its heads, its mlp channels and the
             vocabulary. Any number does: heads that do not divide are copied, or filled up with
             zeros. By XLA alone; the native CPU kernels run on one device.
+        data_parallel_size: copies of the model, on as many devices each, between which requests
+            are dealt out: to the copy whose prefix cache has most of a prompt, unless others
+            have so much less to do that they are done with it sooner.
+        pipeline_parallel_size: stages that a model's layers are divided into, each on as many
+            devices as `tensor_parallel_size` says. As many steps are under way, each with a
+            part of the sequences.
     """
 
     tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         check_types(self)
-        size = self.tensor_parallel_size
-        _require(1 <= size <= 1024, f"tensor_parallel_size is {size}, allowed: 1 to 1024")
+        for name in ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size"):
+            size = getattr(self, name)
+            _require(1 <= size <= 1024, f"{name} is {size}, allowed: 1 to 1024")
+        stages, replicas = self.pipeline_parallel_size, self.data_parallel_size
+        _require(
+            stages == 1 or replicas == 1,
+            f"pipeline_parallel_size is {stages}, allowed with a data_parallel_size of {replicas}: "
+            "1",
+        )
 
 
 @dataclass(frozen=True)
@@ -381,11 +421,17 @@ class EngineConfig:
             f"kv_eviction is {self.cache.kv_eviction!r}, allowed without enable_chunked_prefill: "
             "none, as prompts are computed in parts between which tokens are evicted",
         )
-        size = self.parallel.tensor_parallel_size
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            size = getattr(self.parallel, name)
+            _require(
+                self.cache.kv_eviction is None or size == 1,
+                f"kv_eviction is {self.cache.kv_eviction!r}, allowed with a {name} of {size}: none",
+            )
+        stages = self.parallel.pipeline_parallel_size
         _require(
-            self.cache.kv_eviction is None or size == 1,
-            f"kv_eviction is {self.cache.kv_eviction!r}, allowed with a tensor_parallel_size of "
-            f"{size}: none",
+            stages == 1 or not self.prefill.prefill_from,
+            f"prefill_from is {self.prefill.prefill_from}, allowed with a pipeline_parallel_size "
+            f"of {stages}: none",
         )
         _require(
             self.cache.kv_eviction is None or not self.prefill.prefill_from,

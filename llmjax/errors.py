@@ -70,6 +70,10 @@ class ShutdownError(LlmjaxError):
     """The engine was shut down on purpose, or is about to be: nothing more is served."""
 
 
+class GroupError(LlmjaxError):
+    """One of the processes that serve together is lost, or computes something else."""
+
+
 class TransferError(LlmjaxError):
     """What came over a connection to a prefill worker, or to one's engine, makes no sense."""
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections import defaultdict
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
 M = TypeVar("M", bound=MetricWrapperBase)
+
+LABELS = ("model_name", "engine")
+"""Of everything; `engine` numbers the replicas, from 0."""
 
 # vLLM's bucket edges, so that dashboards made for it fit.
 FIRST_TOKEN = (
@@ -26,21 +30,25 @@ TOKENS = tuple(float(2**i) for i in range(18))
 
 
 class Metrics:
-    """Counters and histograms of one model, in a registry of their own.
+    """Counters and histograms of a model's engines, in a registry of their own.
 
     What `EngineStats` counts is not here: it is read when somebody scrapes.
+
+    Args:
+        engine: the label of what is counted here.
+        beside: that of another engine, into whose registry this goes.
     """
 
-    def __init__(self, model_name: str):
-        self.registry = CollectorRegistry()
-        self._model_name = model_name
+    def __init__(self, model_name: str, engine: int = 0, beside: Metrics | None = None):
+        self.registry: CollectorRegistry = beside.registry if beside else CollectorRegistry()
+        self._families: dict[str, Any] = beside._families if beside else {}
+        self._engines: dict[int, Metrics] = beside._engines if beside else {}
+        self._engines[engine] = self
+        self._labels = (model_name, str(engine))
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens processed.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
-        self._success = Counter(
-            "llmjax:request_success",
-            "Choices finished, by reason.",
-            ["model_name", "finished_reason"],
-            registry=self.registry,
+        self._success = self._family(
+            Counter, "request_success", "Choices finished, by reason.", "finished_reason"
         )
         self.prefill_tokens = self._counter(
             "step_prefill_tokens", "Tokens of prompts, or computed again, in steps."
@@ -94,26 +102,36 @@ class Metrics:
 
     def count_finished(self, reason: str) -> None:
         """Counts a choice that ended by "stop", "length" or "abort"."""
-        self._success.labels(self._model_name, reason).inc()
+        self._success.labels(*self._labels, reason).inc()
 
-    def totals(self) -> dict[str, float]:
-        """Counters, and sums and counts of histograms, since the start, without the prefix."""
-        return {
-            sample.name.removeprefix("llmjax:"): sample.value
-            for metric in self.registry.collect()
-            for sample in metric.samples
-            if sample.name.endswith(("_total", "_sum", "_count"))
-            and sample.labels.keys() == {"model_name"}
-        }
+    def of(self, engine: int) -> Metrics:
+        """Those of one of the engines."""
+        return self._engines[engine]
+
+    def totals(self, engine: int | None = None) -> dict[str, float]:
+        """Counters, and sums and counts of histograms, since the start, without the prefix.
+
+        Args:
+            engine: that of which they are; None is all of them together.
+        """
+        totals: defaultdict[str, float] = defaultdict(float)
+        for metric in self.registry.collect():
+            for sample in metric.samples:
+                is_total = sample.name.endswith(("_total", "_sum", "_count"))
+                is_asked = engine is None or sample.labels.get("engine") == str(engine)
+                if is_total and is_asked and sample.labels.keys() == set(LABELS):
+                    totals[sample.name.removeprefix("llmjax:")] += sample.value
+        return dict(totals)
 
     def _counter(self, name: str, text: str) -> Counter:
-        return self._bind(Counter(f"llmjax:{name}", text, ["model_name"], registry=self.registry))
+        return self._family(Counter, name, text).labels(*self._labels)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        labels = ["model_name"]
-        return self._bind(
-            Histogram(f"llmjax:{name}", text, labels, registry=self.registry, buckets=buckets)
-        )
+        return self._family(Histogram, name, text, buckets=buckets).labels(*self._labels)
 
-    def _bind(self, metric: M) -> M:
-        return metric.labels(self._model_name)
+    def _family(self, kind: type[M], name: str, text: str, *labels: str, **options: Any) -> M:
+        if name not in self._families:
+            self._families[name] = kind(
+                f"llmjax:{name}", text, [*LABELS, *labels], registry=self.registry, **options
+            )
+        return self._families[name]

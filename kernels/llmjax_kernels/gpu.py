@@ -18,10 +18,13 @@ class Gpu(NamedTuple):
     Attributes:
         compute_capability: 90 for 9.0.
         multiprocessors: that work side by side.
+        kind: the device's name ("NVIDIA H100 80GB HBM3"), by which measurements are kept; empty
+            for rules alone.
     """
 
     compute_capability: int
     multiprocessors: int
+    kind: str = ""
 
 
 _compiling_for: ContextVar[Gpu | None] = ContextVar("compiling_for", default=None)
@@ -51,4 +54,4 @@ def _present() -> Gpu | None:
     capability = str(getattr(device, "compute_capability", ""))
     if not re.fullmatch(r"\d+\.\d+", capability):
         return None
-    return Gpu(int(capability.replace(".", "")), device.core_count)
+    return Gpu(int(capability.replace(".", "")), device.core_count, device.device_kind)

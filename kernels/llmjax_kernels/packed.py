@@ -127,13 +127,19 @@ class PackedWeight:
             data = self._tiles()[:, : K * TILE * f.bits // 8].reshape(-1, K, TILE, f.bits // 8)
             values = jax.lax.bitcast_convert_type(data, kind).astype(jnp.float32)
         else:
-            values = self._codes() * _spread(self._scales(0), f.group)
+            codes = self.codes()
+            if f.table:
+                numbers = jnp.asarray(_IQ4, jnp.float32)[codes]
+            else:
+                numbers = codes.astype(jnp.float32) - (0 if f.minima else f.zero)
+            values = numbers * _spread(self.scales(0), f.group)
             if f.minima:
-                values += _spread(self._scales(1), f.group)
+                values += _spread(self.scales(1), f.group)
         values = values.swapaxes(1, 2).reshape(-1, K)[:N]
         return values * jnp.float32(2.0**self.exponent)
 
-    def _codes(self) -> Float[Array, "tiles K lane"]:
+    def codes(self) -> UInt8[Array, "tiles K lane"]:
+        """Of a quantised weight, 16 rows side by side."""
         K, f = self.shape[1], self.format
         vectors = self._tiles()[:, : K * TILE * f.bits // 8].reshape(-1, K // 32, f.bits, 64)
         if f.bits < 8:
@@ -147,12 +153,10 @@ class PackedWeight:
         else:
             codes = vectors
         # Each vector is 16 lanes of 4 consecutive k.
-        codes = codes.reshape(-1, K // 4, TILE, 4).swapaxes(2, 3).reshape(-1, K, TILE)
-        if f.table:
-            return jnp.asarray(_IQ4, jnp.float32)[codes]
-        return codes.astype(jnp.float32) - (0 if f.minima else f.zero)
+        return codes.reshape(-1, K // 4, TILE, 4).swapaxes(2, 3).reshape(-1, K, TILE)
 
-    def _scales(self, which: int) -> Float[Array, "tiles groups lane"]:
+    def scales(self, which: int) -> Float[Array, "tiles groups lane"]:
+        """The scales of a quantised weight (0), or its minima (1), in float32."""
         K, f = self.shape[1], self.format
         groups = K // f.group
         start = K * TILE * f.bits // 8 + which * groups * 32

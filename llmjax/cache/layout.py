@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .eviction import Eviction
 
@@ -74,6 +74,17 @@ class KVLayout:
             places.append((group, index))
             filling[window] = (group, index + 1)
         return cls(block_size, tuple(group_windows), size, tuple(places), eviction)
+
+    def stage(self, layers: range) -> KVLayout:
+        """Where some of the layers have their keys and values, where no others are.
+
+        Pages keep their numbers; of each there is what these layers keep in it.
+        """
+        kept = sorted({self.places[layer][1] for layer in layers})
+        index = {old: new for new, old in enumerate(kept)}
+        # Places of layers that are not here are not asked for.
+        places = tuple((group, index.get(at, -1)) for group, at in self.places)
+        return replace(self, layers_per_page=len(kept), places=places)
 
     @property
     def num_groups(self) -> int:

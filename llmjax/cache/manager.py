@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from itertools import chain
 
-from ..request import Sequence
+from ..request import Request, Sequence
 from .block_pool import BlockPool
 from .evictor import Evictor
 from .host_pool import HostPool
@@ -96,6 +96,14 @@ class KVCache:
     def match(self, seq: Sequence) -> Match:
         """What of a waiting sequence's tokens need not be computed. Takes nothing."""
         return self._matcher.match(self.root_of(seq), seq)
+
+    def cached(self, request: Request) -> int:
+        """How many tokens of a prompt are there. Takes nothing, and leaves no trace."""
+        root = self.roots.get(request.kv_key) if self.enable_prefix_caching else None
+        if root is None:
+            return 0
+        seq = Sequence(request, 0, 0, request.prompt_token_ids)
+        return self._matcher.match(root, seq).num_tokens
 
     def needed(self, seq: Sequence, match: Match) -> int:
         """Available pages that admission takes."""

@@ -121,30 +121,55 @@ class Checkpoint(ABC):
         """Writes pieces of a tensor to their arrays, converting to their dtypes.
 
         Goes over the tensor once by blocks of rows, on a few threads, so that there is no
-        second copy of it in memory.
+        second copy of it in memory. Rows and columns that nobody wants are not read, where the
+        format allows it.
         """
-        rows, step = self.tensors[name].shape[0], self.block_rows(name)
+        shape, step = self.tensors[name].shape, self.block_rows(name)
+        begin, end, columns = 0, shape[0], None
+        if len(shape) == 2:
+            begin, end = _extent(parts, 0)
+            left, right = _extent(parts, 1)
+            columns = slice(left, right) if right - left < shape[1] else None
 
         def convert(first: int) -> None:
-            last = min(first + step, rows)
+            last = min(first + step, end)
             block = None
             for where, out in parts:
                 start, stop = where[0].start, where[0].stop
                 low, high = max(first, start), min(last, stop)
                 if low < high:
-                    block = self.read_rows(name, first, last) if block is None else block
-                    piece = block[(slice(low - first, high - first), *where[1:])]
+                    if block is None:
+                        block = self._read_block(name, first, last, columns)
+                    inner = where[1:]
+                    if columns is not None:
+                        inner = (slice(where[1].start - left, where[1].stop - left),)
+                    piece = block[(slice(low - first, high - first), *inner)]
                     out[low - start : high - start] = piece
 
-        firsts = range(0, rows, step)
+        firsts = range(begin, end, step)
         if len(firsts) == 1:
-            convert(0)
+            convert(begin)
         else:
             list(_workers().map(convert, firsts))
+
+    def _read_block(self, name: str, start: int, stop: int, columns: slice | None) -> np.ndarray:
+        if columns is None:
+            return self.read_rows(name, start, stop)
+        return self.read_columns(name, start, stop, columns)
+
+    def read_columns(self, name: str, start: int, stop: int, columns: slice) -> np.ndarray:
+        """Some columns of rows [start:stop] of a matrix."""
+        return self.read_rows(name, start, stop)[:, columns]
 
     def block_rows(self, name: str) -> int:
         """Rows to convert at a time."""
         return max(1, BLOCK_WEIGHTS // max(1, prod(self.tensors[name].shape[1:])))
+
+
+def _extent(parts: Sequence[Part], axis: int) -> tuple[int, int]:
+    """The range of an axis that any part wants."""
+    ends = [(part.where[axis].start, part.where[axis].stop) for part in parts]
+    return min(start for start, _ in ends), max(stop for _, stop in ends)
 
 
 @functools.cache

@@ -54,8 +54,17 @@ class DataFile:
 
     def read(self, offset: int, nbytes: int) -> np.ndarray:
         """A range of bytes as flat uint8."""
-        out = np.empty(nbytes, np.uint8)
-        done = 0
+        return self._read_to(np.empty(nbytes, np.uint8), offset)
+
+    def read_every(self, offset: int, nbytes: int, stride: int, count: int) -> np.ndarray:
+        """`count` ranges of bytes, each `stride` after the one before: uint8 [count, nbytes]."""
+        out = np.empty((count, nbytes), np.uint8)
+        for i, row in enumerate(out):
+            self._read_to(row, offset + i * stride)
+        return out
+
+    def _read_to(self, out: np.ndarray, offset: int) -> np.ndarray:
+        done, nbytes = 0, len(out)
         while done < nbytes:  # one call reads 2 GB at most
             count = os.preadv(self._descriptor, [out[done:].data], offset + done)
             if count == 0:
@@ -94,6 +103,17 @@ class FileCheckpoint(Checkpoint):
         shape, kind = self.tensors[name]
         flat = self._bytes(name, start, stop).view(FLOAT_TYPES[kind])
         return flat.reshape(stop - start, *shape[1:])
+
+    def read_columns(self, name: str, start: int, stop: int, columns: slice) -> np.ndarray:
+        shape, kind = self.tensors[name]
+        if kind not in FLOAT_TYPES:
+            return super().read_columns(name, start, stop, columns)
+        tensor, size = self._stored[name], FLOAT_TYPES[kind].itemsize
+        stride = shape[1] * size
+        offset = tensor.offset + start * stride + columns.start * size
+        width = (columns.stop - columns.start) * size
+        flat = tensor.file.read_every(offset, width, stride, stop - start)
+        return flat.view(FLOAT_TYPES[kind])
 
     def read(self, name: str) -> np.ndarray:
         shape, kind = self.tensors[name]

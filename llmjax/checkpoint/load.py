@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,28 +12,33 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, Sharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from tqdm.auto import tqdm
 
 from llmjax_kernels.kv_format import KV_FORMATS, KVFormat
 from llmjax_kernels.native import available as native_available
 from llmjax_kernels.native.blocks import supports as native_supports
 from llmjax_kernels.native.blocks import unpack
-from llmjax_kernels.packed import PackedWeight
+from llmjax_kernels.packed import QUANTISATIONS, PackedWeight
+from llmjax_kernels.quant_matmul import QuantWeight
+from llmjax_kernels.triton_call import available as triton_available
 
 from ..config import check_weight_types
 from ..errors import ConfigError
-from ..models import Decoder
+from ..models import Decoder, Stage
 from ..models.config import DecoderConfig
 from ..models.weights import WeightTable
+from ..parallel.mesh import Place
 from ..parallel.partition import Partition, Sizes, partition
 from ..parallel.rules import logical_axes, parameter_sharding
+from ..parallel.stages import stage_layers, stage_of
 from ..tokenizer import Tokenizer
 from .arrays import array_from_tensor, array_from_values
 from .base import FLOAT_TYPES, Checkpoint
 from .detect import open_checkpoint
 from .packing import Packer, Packing
 from .plan import Use, plan_weights
+from .quantising import Quantiser
 
 ShardingOf = Callable[[str, tuple[int, ...]], Sharding]
 """A parameter's layout, by its path and shape."""
@@ -59,6 +64,8 @@ class LoadedModel:
         native: the weights are packed for the native CPU kernels.
         generation_defaults: sampling values that the model's authors chose, by the names of
             SamplingParams' fields; only those they gave.
+        stages: its parts, where it is cut into several (`Stage`); `state` is that of all.
+        layers: that are in a part; None is all.
     """
 
     config: DecoderConfig
@@ -71,6 +78,13 @@ class LoadedModel:
     native: bool
     tokenizer: Tokenizer
     generation_defaults: dict[str, float]
+    stages: tuple[LoadedModel, ...] = ()
+    layers: range | None = None
+
+    @property
+    def parts(self) -> tuple[LoadedModel, ...]:
+        """Its stages; itself where it is whole."""
+        return self.stages or (self,)
 
     @property
     def weight_bytes(self) -> int:
@@ -83,19 +97,47 @@ class LoadedModel:
         arrays = {id(x): x for x in jax.tree.leaves(self.state)}.values()
         return sum(x.addressable_shards[0].data.nbytes for x in arrays)
 
+    @property
+    def place(self) -> Place:
+        """Where it is."""
+        leaf = jax.tree.leaves(self.state)[0]
+        device = next(iter(leaf.sharding.device_set)) if self.mesh is None else self.mesh.devices[0]
+        return Place(device, self.mesh)
+
+    def on(self, place: Place) -> LoadedModel:
+        """The same on other devices, copied from these and not read again."""
+        copies: dict[int, jax.Array] = {}
+
+        def copy(array: jax.Array) -> jax.Array:
+            """Arrays that several leaves share stay one."""
+            if id(array) not in copies:
+                copies[id(array)] = jax.device_put(array, place.sharding(_spec(array)))
+            return copies[id(array)]
+
+        return replace(self, mesh=place.mesh, state=jax.tree.map(copy, self.state))
+
     def differentiable_state(self) -> nnx.State:
-        """`state` with float32 copies of packed weights, as gradients are of plain arrays."""
-        if not self.native:
+        """`state` with copies of packed weights (float32) and of quantised ones (`dtype`), as
+        gradients are of plain arrays."""
+        if not any(map(_is_packed, jax.tree.leaves(self.state, is_leaf=_is_packed))):
             return self.state
         # In one program: by itself each weight would be compiled for.
-        return jax.jit(partial(jax.tree.map, _unpacked, is_leaf=_is_packed))(self.state)
+        unpacked = partial(_unpacked, dtype=self.dtype)
+        return jax.jit(partial(jax.tree.map, unpacked, is_leaf=_is_packed))(self.state)
+
+
+def _spec(array: jax.Array) -> PartitionSpec:
+    sharding = array.sharding
+    return sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
 
 
 def _is_packed(leaf: object) -> bool:
-    return isinstance(leaf, PackedWeight)
+    return isinstance(leaf, PackedWeight | QuantWeight)
 
 
-def _unpacked(leaf: jax.Array | PackedWeight) -> jax.Array:
+def _unpacked(leaf: jax.Array | PackedWeight | QuantWeight, dtype: jnp.dtype) -> jax.Array:
+    if isinstance(leaf, QuantWeight):
+        return leaf.dequantise().astype(dtype)
     return unpack(leaf) if isinstance(leaf, PackedWeight) else leaf
 
 
@@ -105,6 +147,7 @@ def load_model(
     dtype: str = "auto",
     quantization: str | None = None,
     mesh: Mesh | None = None,
+    stages: Sequence[Place] = (),
     check: Callable[[DecoderConfig, bool], None] | None = None,
     page_size: int | None = None,
     progress: bool = True,
@@ -115,8 +158,10 @@ def load_model(
         dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's own type. What is
             quantised stays so where native kernels run it, else "auto" means bfloat16 for it
             on an accelerator. XLA on a CPU takes float32, as its bfloat16 dot is slow.
-        quantization: "int8" or "int4": float matrices are quantised for the native kernels.
+        quantization: "int8", "int4" or "fp8": float matrices are quantised; the first two for
+            the native kernels and for Triton's on an NVIDIA GPU, "fp8" for the latter.
         mesh: lays parameters out by `llmjax.parallel.rules`; None takes the first device.
+        stages: cuts the model into as many, each of which is laid out over the mesh of its place.
         page_size: of the KV pages that a step will use; the native CPU kernels serve where
             they know it and the model's shape. None leaves weights as plain arrays.
         check: sees what the model is, and whether native kernels will serve it, before its
@@ -131,12 +176,12 @@ def load_model(
     check_weight_types(dtype, quantization)
     checkpoint = open_checkpoint(path)
     config, table = checkpoint.read_architecture()
-    native = page_size is not None and _runs_native(config, dtype, mesh, page_size)
-    if quantization and not native:
-        raise ConfigError(
-            f"quantization is {quantization!r}: only the native CPU kernels take it, and XLA "
-            "serves here"
-        )
+    if stages:
+        mesh = stages[0].mesh
+    is_one = mesh is None and len(stages) < 2
+    native = page_size is not None and is_one and _runs_native(config, dtype, page_size)
+    if quantization:
+        _check_served(quantization, native, is_one)
     if check is not None:
         check(config, native)
     text = checkpoint.read_text_side()
@@ -146,11 +191,17 @@ def load_model(
         packing = Packing(None if dtype == "auto" else jnp.dtype(dtype), quantization)
     else:
         chosen, packing = _plain_dtype(dtype, checkpoint, table), None
+        if quantization and chosen.itemsize > 2:
+            chosen = jnp.dtype(jnp.bfloat16)  # of activations
+
+    places = stages or (Place(jax.local_devices()[0], mesh),)
+    layers = stage_layers(config.num_layers, len(places), config.head_in_layers)
 
     def sharding_of(path: str, shape: tuple[int, ...]) -> Sharding:
-        if mesh is None:
-            return SingleDeviceSharding(jax.local_devices()[0])
-        return parameter_sharding(path, shape, mesh)
+        place = places[stage_of(path, layers)]
+        if place.mesh is None:
+            return SingleDeviceSharding(place.device)
+        return parameter_sharding(path, shape, place.mesh)
 
     divided, parts = _divide(config, mesh)
     weights = load_weights(
@@ -161,10 +212,11 @@ def load_model(
         sharding_of,
         parts=parts,
         packing=packing,
+        quantization=None if native else quantization,
         progress=progress,
     )
     stored = "as stored" if native and dtype == "auto" else chosen.name
-    return LoadedModel(
+    model = LoadedModel(
         config=divided,
         mesh=mesh,
         graphdef=weights.graphdef,
@@ -177,6 +229,54 @@ def load_model(
         tokenizer=text.tokenizer,
         generation_defaults=text.generation_defaults,
     )
+    return model if len(places) == 1 else replace(model, stages=cut(model, places, layers))
+
+
+def cut(
+    model: LoadedModel, places: Sequence[Place], layers: Sequence[range]
+) -> tuple[LoadedModel, ...]:
+    """The stages of a model whose parameters are in their places."""
+    arrays = {".".join(map(str, k)): v[...] for k, v in nnx.to_flat_state(model.state)}
+    stages = []
+    for place, some in zip(places, layers, strict=True):
+        graphdef, leaves = _parameters(partial(Stage, model.config, model.dtype, some))
+        state = []
+        for path, (keys, leaf) in leaves.items():
+            array = arrays[_in_decoder(path, some.start)]
+            # What is of two stages, the embedding that is the head too, is copied to the second.
+            array = jax.device_put(array, place.sharding(_spec(array)))
+            state.append((keys, leaf.replace(array)))
+        made = nnx.from_flat_state(state)
+        stages.append(replace(model, mesh=place.mesh, graphdef=graphdef, state=made, layers=some))
+    return tuple(stages)
+
+
+def _in_decoder(path: str, first_layer: int) -> str:
+    """A stage's parameter among those of the decoder."""
+    part, _, rest = path.partition(".")
+    if part != "layers":
+        return path
+    layer, _, rest = rest.partition(".")
+    return f"layers.{int(layer) + first_layer}.{rest}"
+
+
+def _check_served(quantization: str, native: bool, is_one: bool) -> None:
+    """Raises ConfigError where nothing here computes with weights that are so quantised."""
+    said = f"quantization is {quantization!r}"
+    if native and quantization not in QUANTISATIONS:
+        raise ConfigError(f"{said}, allowed on a CPU: {', '.join(QUANTISATIONS)}")
+    if native:
+        return
+    if not triton_available():
+        raise ConfigError(
+            f"{said}: only the native CPU kernels take it, and Triton's on NVIDIA GPUs, and XLA "
+            "serves here"
+        )
+    if not is_one:
+        raise ConfigError(
+            f"{said}, allowed on GPUs with a tensor_parallel_size or pipeline_parallel_size above "
+            "1: none"
+        )
 
 
 def _divide(config: DecoderConfig, mesh: Mesh | None) -> tuple[DecoderConfig, Partition | None]:
@@ -200,8 +300,8 @@ def _give_back_freed_memory() -> None:
         trim(0)
 
 
-def _runs_native(config: DecoderConfig, dtype: str, mesh: Mesh | None, page_size: int) -> bool:
-    if dtype == "float16" or mesh is not None:
+def _runs_native(config: DecoderConfig, dtype: str, page_size: int) -> bool:
+    if dtype == "float16":
         return False
     return native_available() and native_supports(config.head_dim, page_size)
 
@@ -230,12 +330,13 @@ def load_weights(
     *,
     parts: Partition | None = None,
     packing: Packing | None = None,
+    quantization: str | None = None,
     progress: bool = True,
 ) -> Weights:
     """Builds each parameter straight in its (sharded) array, tensor by tensor.
 
     Norm weights stay float32; others are rounded to `dtype`, but for matrices if `packing`
-    says how to pack them.
+    says how to pack them for CPUs, or `quantization` how to quantise them for GPUs.
 
     Args:
         config: what the checkpoint has.
@@ -245,17 +346,22 @@ def load_weights(
         WeightMismatchError: tensors are missing, unknown or of the wrong shape; names all.
         UnsupportedModelError: a needed tensor's type cannot be read.
     """
-    graphdef, leaves = _parameters(config, dtype)
+    graphdef, leaves = _parameters(lambda: Decoder(config, dtype))
     stored = {path: leaf for path, (_, leaf) in leaves.items()}
     if parts is not None:
-        graphdef, leaves = _parameters(replace(config, **parts.sizes._asdict()), dtype)
+        divided = replace(config, **parts.sizes._asdict())
+        graphdef, leaves = _parameters(lambda: Decoder(divided, dtype))
     wanted = {
         path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding_of(path, leaf.shape))
         for path, (_, leaf) in leaves.items()
     }
     plan = plan_weights(checkpoint, config, table, stored)
-    packer = Packer(checkpoint, config, plan, wanted, packing) if packing else None
-    arrays: dict[str, jax.Array | PackedWeight] = {}
+    packer: Packer | Quantiser | None = None
+    if packing:
+        packer = Packer(checkpoint, config, plan, wanted, packing)
+    elif quantization:
+        packer = Quantiser(checkpoint, config, plan, wanted, quantization)
+    arrays: dict[str, jax.Array | PackedWeight | QuantWeight] = {}
     total = sum(w.size * w.dtype.itemsize for w in wanted.values())
     with tqdm(
         total=total, desc="loading weights", unit="B", unit_scale=True, disable=not progress
@@ -272,9 +378,9 @@ def load_weights(
     return Weights(graphdef, nnx.from_flat_state(state))
 
 
-def _parameters(config: DecoderConfig, dtype: jnp.dtype) -> tuple[nnx.GraphDef, dict[str, Any]]:
+def _parameters(make: Callable[[], Decoder]) -> tuple[nnx.GraphDef, dict[str, Any]]:
     """A decoder without arrays: the place in its state and the shape of each, by path."""
-    graphdef, abstract = nnx.split(nnx.eval_shape(lambda: Decoder(config, dtype)))
+    graphdef, abstract = nnx.split(nnx.eval_shape(make))
     flat = nnx.to_flat_state(abstract)
     return graphdef, {".".join(map(str, keys)): (keys, leaf) for keys, leaf in flat}
 

@@ -81,6 +81,9 @@ class OrbaxCheckpoint(Checkpoint):
     def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
         return self._open(name)[start:stop].read().result()
 
+    def read_columns(self, name: str, start: int, stop: int, columns: slice) -> np.ndarray:
+        return self._open(name)[start:stop, columns].read().result()
+
 
 def _handler() -> ocp.PyTreeCheckpointHandler:
     return ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -61,9 +61,9 @@ class Packer:
     ):
         self._checkpoint, self._config, self._packing = checkpoint, config, packing
         self._weights: dict[str, PackedWeight] = {}
-        self.tensors = {n for n, uses in plan.items() if len(wanted[uses[0].path].shape) == 2}
+        self.tensors = matrices_of(plan, wanted)
         if packing.quantization:
-            self._check_quantization(packing.quantization)
+            check_quantization(checkpoint, self.tensors, packing.quantization)
         sizes = (
             self._format(name, use.path).nbytes(*wanted[use.path].shape)
             for name in self.tensors
@@ -73,18 +73,8 @@ class Packer:
 
     def add(self, name: str, uses: list[Use]) -> None:
         """Packs what one tensor fills."""
-        count = self._checkpoint.tensors[name].shape[0]
-        # What a family does to a weight only chooses and orders its rows.
         as_stored = self._stays_quantised(name)
-        reader = self._checkpoint.quantised_rows if as_stored else self._checkpoint.read_rows
-        read = partial(reader, name)
-        if all(use.transform is None for use in uses):
-            for use in uses:
-                self._weights[use.path] = self._pack(name, use.path, _RowsOnDemand(count, read))
-            return
-        stored = read(0, count)
-        for path, transform in uses:
-            rows = stored if transform is None else transform(stored, self._config)
+        for path, rows in rows_of(self._checkpoint, self._config, name, uses, as_stored=as_stored):
             self._weights[path] = self._pack(name, path, rows)
 
     def done(self) -> dict[str, PackedWeight]:
@@ -103,31 +93,14 @@ class Packer:
         except ValueError as error:
             raise ConfigError(f"quantization: {name} cannot be quantised: {error}") from error
 
-    def _check_quantization(self, quantization: str) -> None:
-        """Says what cannot be quantised, before anything is allocated."""
-        infos = [(name, *self._checkpoint.tensors[name]) for name in sorted(self.tensors)]
-        already = [f"{name} ({kind})" for name, _, kind in infos if kind not in FLOAT_TYPES]
-        if already:
-            raise ConfigError(
-                f"quantization is {quantization!r}, but {self._checkpoint.path} is quantised "
-                f"already ({_some(already)}): leave quantization out"
-            )
-        odd = [f"{name} {list(shape)}" for name, shape, _ in infos if shape[1] % 32]
-        if odd:
-            raise ConfigError(
-                f"quantization is {quantization!r}, allowed only where rows are whole groups of "
-                f"32 weights; not so: {_some(odd)}"
-            )
-
     def _stays_quantised(self, name: str) -> bool:
         shape, type_name = self._checkpoint.tensors[name]
         return self._packing.dtype is None and gguf_format(type_name, shape[1]) is not None
 
     def _quantization(self, path: str) -> str | None:
         """Of a parameter: what gives the logits stays at 8 bits, as llama.cpp keeps it finer."""
-        head = "embed.weight" if self._config.tie_embeddings else "head.weight"
         asked = self._packing.quantization
-        return "int8" if asked and path == head else asked
+        return "int8" if asked and path == head_path(self._config) else asked
 
     def _format(self, name: str, path: str) -> WeightFormat:
         if self._stays_quantised(name):
@@ -140,6 +113,63 @@ class Packer:
             return self._packing.dtype
         stored = self._checkpoint.readable_types[self._checkpoint.tensors[name].type_name]
         return stored if stored.itemsize == 2 and stored != np.float16 else np.dtype(np.float32)
+
+
+def matrices_of(plan: Plan, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> set[str]:
+    """The tensors of a plan that fill matrices."""
+    return {name for name, uses in plan.items() if len(wanted[uses[0].path].shape) == 2}
+
+
+def head_path(config: DecoderConfig) -> str:
+    """The parameter that gives the logits."""
+    return "embed.weight" if config.tie_embeddings else "head.weight"
+
+
+def check_quantization(checkpoint: Checkpoint, tensors: set[str], quantization: str) -> None:
+    """Says what cannot be quantised, before anything is allocated.
+
+    Raises:
+        ConfigError: some tensors are quantised already, or their rows no whole groups.
+    """
+    infos = [(name, *checkpoint.tensors[name]) for name in sorted(tensors)]
+    already = [f"{name} ({kind})" for name, _, kind in infos if kind not in FLOAT_TYPES]
+    if already:
+        raise ConfigError(
+            f"quantization is {quantization!r}, but {checkpoint.path} is quantised "
+            f"already ({_some(already)}): leave quantization out"
+        )
+    size = QUANTISATIONS[quantization].group if quantization in QUANTISATIONS else 1
+    odd = [f"{name} {list(shape)}" for name, shape, _ in infos if shape[1] % size]
+    if odd:
+        raise ConfigError(
+            f"quantization is {quantization!r}, allowed only where rows are whole groups of "
+            f"{size} weights; not so: {_some(odd)}"
+        )
+
+
+def rows_of(
+    checkpoint: Checkpoint,
+    config: DecoderConfig,
+    name: str,
+    uses: list[Use],
+    *,
+    as_stored: bool = False,
+) -> Iterator[tuple[str, Rows]]:
+    """What a tensor fills: paths, and rows that are read when they are asked for.
+
+    Args:
+        as_stored: quantised rows, without a change.
+    """
+    count = checkpoint.tensors[name].shape[0]
+    read = partial(checkpoint.quantised_rows if as_stored else checkpoint.read_rows, name)
+    if all(use.transform is None for use in uses):
+        for use in uses:
+            yield use.path, _RowsOnDemand(count, read)
+        return
+    # What a family does to a weight only chooses and orders its rows.
+    stored = read(0, count)
+    for path, transform in uses:
+        yield path, stored if transform is None else transform(stored, config)
 
 
 def _some(names: list[str]) -> str:

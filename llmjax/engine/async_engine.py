@@ -8,18 +8,21 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import EngineConfig
-from ..errors import EngineDeadError, LlmjaxError, RequestFailedError, ShutdownError
+from ..errors import EngineDeadError, GroupError, LlmjaxError, RequestFailedError, ShutdownError
 from ..metrics import Metrics
+from ..parallel.group import Group
 from ..request import Request, RequestOptions, RequestOutput, SamplingParams, SequenceDelta
 from ..tokenizer import Tokenizer
 from .engine import Engine
 from .outputs import OutputProcessor
+from .replicas import make_engine
 from .snapshot import take_snapshot
 from .stats import EngineStats
 
@@ -52,8 +55,16 @@ class _Stream:
     error: LlmjaxError | None = None
 
 
-_Message = _Stream | str | Future[dict[str, Any]]
-"""To the engine's thread: a request, the id of one to end, or where a snapshot is to go."""
+@dataclass(eq=False)
+class _Wanted:
+    """A snapshot that somebody waits for."""
+
+    engine: Engine
+    answer: Future[dict[str, Any]] = field(default_factory=Future)
+
+
+_Message = _Stream | str | _Wanted
+"""To the engine's thread: a request, the id of one to end, or a snapshot to take."""
 
 
 class AsyncEngine:
@@ -61,10 +72,15 @@ class AsyncEngine:
 
     What a request has produced is merged until its coroutine takes it, so a slow client
     costs no more memory than its own text.
+
+    Attributes:
+        ended: set once it has stopped, or cannot go on.
     """
 
-    def __init__(self, config: EngineConfig):
-        self.engine = Engine(config)
+    def __init__(self, config: EngineConfig, group: Group | None = None):
+        self.engine = make_engine(config, group)
+        self._group = group
+        self.ended = asyncio.Event()
         self.config = config
         self._processor = OutputProcessor(self.engine.model.tokenizer, self.engine.trace)
         self._processor_lock = threading.Lock()
@@ -77,7 +93,7 @@ class AsyncEngine:
         self._stopping = False
         self._draining = False
         self._error: LlmjaxError | None = None
-        self._progress = time.monotonic()
+        self._progress = [time.monotonic()] * len(self.engine.replicas)
         self._failures = 0
 
     @property
@@ -100,12 +116,15 @@ class AsyncEngine:
 
     @property
     def metrics(self) -> Metrics:
+        """Of the first replica; `Metrics.of` has the others'."""
         return self.engine.metrics
 
     def start(self) -> None:
         """Starts stepping; call from the event loop that will use the engine."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
+        if self._group is not None:
+            self._group.watch(self._on_lost)
 
     async def generate(
         self,
@@ -231,24 +250,33 @@ class AsyncEngine:
             raise _again(self._error)
         if not self._thread.is_alive():
             raise EngineDeadError("the engine is not running")
-        stalled = time.monotonic() - self._progress
-        if self.engine.has_work and stalled > STALL_SECONDS:
-            raise EngineDeadError(f"the engine has made no progress for {stalled:.0f} s")
+        for engine, progress in zip(self.engine.replicas, self._progress, strict=True):
+            stalled = time.monotonic() - progress
+            if engine.has_work and stalled > STALL_SECONDS:
+                raise EngineDeadError(f"the engine has made no progress for {stalled:.0f} s")
 
     def stats(self) -> EngineStats:
+        """Of all replicas together."""
         return self.engine.stats()
 
-    async def snapshot(self) -> dict[str, Any]:
-        """What the engine holds and runs between two steps (`snapshot.take_snapshot`).
+    def stats_of_each(self) -> list[EngineStats]:
+        """Of each replica."""
+        return [engine.stats() for engine in self.engine.replicas]
+
+    async def snapshot(self, number: int = 0) -> dict[str, Any]:
+        """What an engine holds and runs between two steps (`snapshot.take_snapshot`).
+
+        Args:
+            number: of the replica.
 
         Raises:
             EngineDeadError: the engine has stopped, or is busy with one step for too long.
         """
         self.check_health()
-        answer: Future[dict[str, Any]] = Future()
-        self._send(answer)
+        wanted = _Wanted(self.engine.replicas[number])
+        self._send(wanted)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(answer), SNAPSHOT_SECONDS)
+            return await asyncio.wait_for(asyncio.wrap_future(wanted.answer), SNAPSHOT_SECONDS)
         except TimeoutError as error:
             raise EngineDeadError(
                 f"the engine has not come to the end of a step for {SNAPSHOT_SECONDS:g} s"
@@ -261,6 +289,7 @@ class AsyncEngine:
         self.engine.wake()
 
     def _run(self) -> None:
+        group = self._group
         try:
             while True:
                 with self._wake:
@@ -269,43 +298,67 @@ class AsyncEngine:
                     if self._stopping:
                         break
                     inbox, self._inbox = self._inbox, deque()
-                if not self.engine.has_work:
-                    self._progress = time.monotonic()
+                self._note_progress(())
                 for message in inbox:
                     self._handle(message)
                 if self.engine.has_work:
                     self._step()
             self._fail_all(ShutdownError("the engine was shut down before the request had ended"))
+            self.engine.replicas[0].runner.stop()
         except Exception as error:
             log.exception("the engine loop failed")
-            failed = EngineDeadError(f"the engine has stopped: {error}")
+            others = f" ({group.size} processes; each logs what it knows)" if group else ""
+            failed = EngineDeadError(f"the engine has stopped: {error}{others}")
             failed.__cause__ = error
             self._fail_all(failed)
+            with suppress(GroupError):
+                self.engine.replicas[0].runner.stop(str(failed))
+        finally:
+            self._call_soon(self.ended.set)
+
+    def _on_lost(self, reason: str) -> None:
+        """Another process is lost, for which a step may now wait for ever."""
+        if self._error is None:
+            log.error("%s", reason)
+            self._fail_all(EngineDeadError(f"the engine has stopped: {reason}"))
+        self._call_soon(self.ended.set)
 
     def _step(self) -> None:
-        before = self.engine.num_steps
+        before = [engine.num_steps for engine in self.engine.replicas]
         try:
             news = self.engine.step()
         except Exception as error:
             self._failures += 1
-            if self._failures == MOST_FAILURES:
+            # What other processes hold cannot be made anew from here.
+            if self._failures == MOST_FAILURES or self._group is not None:
                 raise
             log.exception("a step failed, and its requests with it; the engine goes on")
             news = self.engine.recover(error)
         self._publish(news)
-        if self.engine.num_steps != before:
+        if before != [engine.num_steps for engine in self.engine.replicas]:
             self._failures = 0
-        # While all wait for prefill workers there is an end to it, by `prefill_timeout`.
-        if self.engine.num_steps != before or self.engine.awaits_pages:
-            self._progress = time.monotonic()
+        self._note_progress(before)
+
+    def _note_progress(self, before: Sequence[int]) -> None:
+        """Notes who goes on, or has nothing to do.
+
+        Args:
+            before: steps that were committed when it was noted last.
+        """
+        now = time.monotonic()
+        for number, engine in enumerate(self.engine.replicas):
+            # While all wait for prefill workers there is an end to it, by `prefill_timeout`.
+            idle = not engine.has_work or engine.awaits_pages
+            if idle or (before and engine.num_steps != before[number]):
+                self._progress[number] = now
 
     def _handle(self, message: _Message) -> None:
-        if isinstance(message, Future):
-            if message.set_running_or_notify_cancel():
+        if isinstance(message, _Wanted):
+            if message.answer.set_running_or_notify_cancel():
                 try:
-                    message.set_result(take_snapshot(self.engine))
+                    message.answer.set_result(take_snapshot(message.engine))
                 except Exception as error:
-                    message.set_exception(error)
+                    message.answer.set_exception(error)
             return
         if isinstance(message, str):
             deltas = self.engine.abort(message)
@@ -342,14 +395,18 @@ class AsyncEngine:
                 if stream is not None:
                     stream.ready.set()
 
+        self._call_soon(wake)
+
+    def _call_soon(self, function: Callable[[], None]) -> None:
+        """In the event loop."""
         assert self._loop is not None
         try:
-            self._loop.call_soon_threadsafe(wake)
+            self._loop.call_soon_threadsafe(function)
         except RuntimeError:
             log.debug("the event loop is closed; nobody listens any more")
 
     def _fail_all(self, error: LlmjaxError) -> None:
-        self._error = error
+        self._error = self._error or error
         streams = list(self._streams.values())
         for stream in streams:
             stream.error = _again(error)

@@ -4,6 +4,9 @@ sides.
 The host writes each sequence's sampling parameters once, into the row of its slot, and
 gathers rows into the packed array each step; the device slices the arrays apart again.
 float32 values travel as their bits.
+
+Where several processes run the step, each has such a table: what the leader writes into its own
+goes to the others as `Writes`, so that they gather the same rows and no page is told twice.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from ..cache.way import resident_pages
 from ..request import MAX_LOGIT_BIAS, Sequence
 from ..sampling import SamplingRows
 from .buckets import Bucket
-from .plan import Chunk, Plan
+from .plan import Plan
 
 NEVER = 2**31 - 1
 _INTS = ("prompt_len", "seed_low", "seed_high", "top_k", "num_bias", "num_logprobs", "masked")
@@ -35,6 +38,7 @@ _FLOATS = (
     "frequency_penalty",
 )
 _FIELDS = _INTS + _FLOATS
+_GATHERED = ("prompt_lens", "block_tables", "parameters")
 
 
 class StepInputs(NamedTuple):
@@ -71,6 +75,19 @@ class BiasRow(NamedTuple):
     until: Int[np.ndarray, " B"]
 
 
+class Writes(NamedTuple):
+    """What has changed in a slot table.
+
+    Attributes:
+        rows: of each slot that a sequence began to run in, its number and its row.
+        pages: of each block table that grew, the group, slot, place and number of the new pages,
+            and these.
+    """
+
+    rows: Int[np.ndarray, "n row_size"]
+    pages: Int[np.ndarray, " m"]
+
+
 class SlotTable:
     """Sampling parameters and block tables of the running sequences, by slot.
 
@@ -78,9 +95,20 @@ class SlotTable:
         max_pages: of the widest bucket.
         num_groups: of layers, each with a block table.
         block_size: tokens in a page.
+        notes: keep what is written, for `take_writes`.
     """
 
-    def __init__(self, num_slots: int, max_pages: int, num_groups: int, block_size: int):
+    def __init__(
+        self,
+        num_slots: int,
+        max_pages: int,
+        num_groups: int,
+        block_size: int,
+        notes: bool = False,
+    ):
+        self._notes = notes
+        self._written_rows: list[np.ndarray] = []
+        self._written_pages: list[int] = []
         self.num_slots = num_slots
         self.num_groups = num_groups
         self.block_size = block_size
@@ -119,22 +147,19 @@ class SlotTable:
         for i, name in enumerate(_FLOATS):
             self._rows[len(_INTS) + i, slot] = np.float32(values[name]).view(np.int32)
         self._num_blocks[slot], self._dropped[slot] = [0] * self.num_groups, 0
+        if self._notes:
+            self._written_rows.append(np.array([slot, *self._rows[:, slot]]))
         return bias
 
     def pack(self, plan: Plan) -> PackedStep:
-        _, S, P = plan.bucket
-        chunks = plan.chunks
+        S, chunks = plan.bucket.seqs, plan.chunks
         packed = np.zeros(packed_size(plan.bucket, self.num_groups), np.int32)
         fields = _split(packed, _layout(plan.bucket, self.num_groups))
         counts = np.fromiter((c.count for c in chunks), np.int32, len(chunks))
         ends = np.cumsum(counts)
         fields["query_starts"][1 : len(chunks) + 1] = ends
         fields["query_starts"][len(chunks) + 1 :] = ends[-1]
-        slots = np.full(S, self.num_slots, np.int32)
-        slots[: len(chunks)] = [c.seq.slot for c in chunks]
-        parameters = self._rows[:, slots]
-        fields["slots"][:] = slots
-        fields["prompt_lens"][:] = parameters[_FIELDS.index("prompt_len")]
+        fields["slots"][:] = [c.seq.slot for c in chunks] + [self.num_slots] * (S - len(chunks))
         fields["kv_lens"][: len(chunks)] = [c.kv_len for c in chunks]
         fields["dropped"][: len(chunks)] = [c.dropped for c in chunks]
         tokens, at = fields["tokens"], 0
@@ -144,16 +169,51 @@ class SlotTable:
             tokens[at + len(known) : at + c.count] = -1
             at += c.count
             self._extend_block_tables(c.seq)
-        fields["block_tables"].reshape(-1, S, P)[:] = self._block_tables[:, slots, :P]
-        return PackedStep(packed, self._pack_rows(chunks, slots, parameters))
+        rows = np.zeros(rows_size(S), np.int32)
+        of_rows = _split(rows, _row_layout(S))
+        of_rows["slots"][:] = fields["slots"]
+        of_rows["positions"][: len(chunks)] = [c.start + c.count for c in chunks]
+        of_rows["samples"][: len(chunks)] = [c.samples for c in chunks]
+        return self._gather(PackedStep(packed, rows), plan.bucket)
 
-    def _pack_rows(self, chunks: list[Chunk], slots: np.ndarray, parameters: np.ndarray):
-        packed = np.zeros(rows_size(len(slots)), np.int32)
-        fields = _split(packed, _row_layout(len(slots)))
-        fields["slots"][:] = slots
-        fields["positions"][: len(chunks)] = [c.start + c.count for c in chunks]
-        fields["samples"][: len(chunks)] = [c.samples for c in chunks]
-        fields["parameters"].reshape(parameters.shape)[:] = parameters
+    @property
+    def row_size(self) -> int:
+        """Values of a row of `Writes.rows`."""
+        return 1 + len(_FIELDS)
+
+    def take_writes(self) -> Writes:
+        """What was written since this was asked last."""
+        rows = np.array(self._written_rows, np.int32).reshape(-1, self.row_size)
+        pages = np.array(self._written_pages, np.int32)
+        self._written_rows, self._written_pages = [], []
+        return Writes(rows, pages)
+
+    def repack(self, bucket: Bucket, heads: PackedStep, writes: Writes) -> PackedStep:
+        """What `pack` gave in the leader, from the first `head_sizes` values of it."""
+        for row in writes.rows:
+            self._rows[:, row[0]] = row[1:]
+        at = 0
+        while at < len(writes.pages):
+            group, slot, place, count = writes.pages[at : at + 4]
+            pages = writes.pages[at + 4 : at + 4 + count]
+            self._block_tables[group, slot, place : place + count] = pages
+            at += 4 + count
+        sizes = packed_size(bucket, self.num_groups), rows_size(bucket.seqs)
+        packed = PackedStep(*(np.zeros(size, np.int32) for size in sizes))
+        for part, head in zip(packed, heads, strict=True):
+            part[: len(head)] = head
+        return self._gather(packed, bucket)
+
+    def _gather(self, packed: PackedStep, bucket: Bucket) -> PackedStep:
+        """With the parameters and block tables of the slots that the step names."""
+        _, S, P = bucket
+        fields = _split(packed.step, _layout(bucket, self.num_groups))
+        of_rows = _split(packed.rows, _row_layout(S))
+        slots = fields["slots"]
+        parameters = self._rows[:, slots]
+        fields["prompt_lens"][:] = parameters[_FIELDS.index("prompt_len")]
+        fields["block_tables"].reshape(-1, S, P)[:] = self._block_tables[:, slots, :P]
+        of_rows["parameters"].reshape(parameters.shape)[:] = parameters
         return packed
 
     def _extend_block_tables(self, seq: Sequence) -> None:
@@ -168,6 +228,8 @@ class SlotTable:
                 new = [max(page, 0) for page in resident_pages(seq, group, self.block_size, have)]
                 self._block_tables[group, slot, have:count] = new
                 known[group] = count
+                if self._notes:
+                    self._written_pages += [group, slot, have, len(new), *new]
 
 
 def packed_size(bucket: Bucket, num_groups: int) -> int:
@@ -176,6 +238,16 @@ def packed_size(bucket: Bucket, num_groups: int) -> int:
 
 def rows_size(S: int) -> int:
     return sum(size for _, size in _row_layout(S))
+
+
+def head_sizes(bucket: Bucket, num_groups: int) -> tuple[int, int]:
+    """Values of a packed step, for the model and for the sampler, that no slot table has: they
+    come first."""
+    layouts = _layout(bucket, num_groups), _row_layout(bucket.seqs)
+    model, sampler = (
+        sum(size for name, size in layout if name not in _GATHERED) for layout in layouts
+    )
+    return model, sampler
 
 
 def unpack(packed: Int[Array, " step"], bucket: Bucket, num_groups: int) -> StepInputs:

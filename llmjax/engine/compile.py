@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 
 from ..checkpoint import cache_dir
 from ..errors import UnexpectedCompileError
+from ..parallel.group import Group
 from .buckets import Bucket, Buckets
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class Programs:
         compile_bucket: lowers and compiles one bucket's step.
         on_compiled: told of each bucket and when its compilation began (`time.perf_counter`),
             as soon as it has ended, by the thread that compiled it.
+        group: the processes that all compile the same; a program is ready once all have it.
     """
 
     def __init__(
@@ -44,7 +46,9 @@ class Programs:
         buckets: Buckets,
         compile_bucket: Callable[[Bucket], Any],
         on_compiled: Callable[[Bucket, float], None],
+        group: Group | None = None,
     ):
+        self._group = group
         self._buckets = buckets
         self._compile_bucket = compile_bucket
         self._on_compiled = on_compiled
@@ -93,8 +97,15 @@ class Programs:
         start = time.perf_counter()
         self._programs[bucket] = self._compile_bucket(bucket)
         self._on_compiled(bucket, start)
+        if self._group is not None:
+            self._share(self._group, f"compiled {tuple(bucket)}")
         self._buckets.mark_ready(bucket)
         log.info("compiled %s in %.1f s", bucket, time.perf_counter() - start)
+
+    def _share(self, group: Group, name: str) -> None:
+        group.tell(name)
+        if group.leads:  # who else would use it?
+            group.await_all(name, self._stop)
 
 
 def _return_free_memory() -> None:

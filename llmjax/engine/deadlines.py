@@ -95,8 +95,8 @@ class QueuePace:
     def begun(self, now: float) -> None:
         self._began.append(now)
 
-    def seconds(self, count: int, now: float) -> float | None:
-        """That so many requests need to pass; None where none has been seen to."""
+    def seconds(self, now: float) -> float | None:
+        """That a request takes to pass; None where none has been seen to."""
         if not self._began or now <= self._began[0]:
             return None
-        return count * (now - self._began[0]) / len(self._began)
+        return (now - self._began[0]) / len(self._began)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 import time
 from collections import deque
-from pathlib import Path
-
-import jax
 
 from llmjax_kernels.kv_format import KV_FORMATS
 from llmjax_kernels.native import instruction_set, set_threads
@@ -16,27 +14,24 @@ from llmjax_kernels.paged_attention import serving
 
 from ..cache.block_pool import BlockPool
 from ..cache.host_pool import HostPool, MoveCosts
-from ..cache.layout import KVLayout
 from ..cache.manager import KVCache
-from ..checkpoint import LoadedModel, load_model, resolve_model
-from ..checks import shown
+from ..checkpoint import LoadedModel
 from ..config import EngineConfig
-from ..errors import ChatTemplateError, ConfigError, InvalidRequestError, RequestFailedError
+from ..errors import RequestFailedError
 from ..metrics import Metrics
-from ..models import DecoderConfig
-from ..parallel.mesh import make_mesh
+from ..parallel.group import Group
+from ..parallel.mesh import make_places
 from ..request import Request, Sequence, SequenceDelta, Status
 from ..structured import GrammarCompiler
-from ..tokenizer import compile_template
-from .buckets import Bucket, Buckets
+from .buckets import Bucket
 from .compile import enable_persistent_cache
-from .condense import check_eviction
-from .context import fit_context, make_layout, most_chunk
+from .context import most_chunk
 from .handover import Handover
-from .memory import count_pages, page_bytes
+from .memory import page_bytes
 from .prefill_worker import make_handover
 from .runner import InFlight, Runner
 from .scheduler import Plan, Scheduler
+from .setup import check_request, load, make_buckets, size_memory
 from .stats import EngineStats
 from .trace import make_trace
 
@@ -44,10 +39,10 @@ log = logging.getLogger(__name__)
 
 _TIMED_TOKENS = 64
 """Smaller steps say little of what a prompt's token takes."""
-_WAIT_SECONDS = 0.05
+WAIT_SECONDS = 0.05
 """Of a step that has nothing to do but to wait for a prefill worker: deadlines go on meanwhile."""
-_CPU_STEP_TOKENS = 512
-"""Larger steps gain no speed on a CPU and make everyone wait."""
+_DEPTH = 2
+"""Steps that are dispatched before the first of them is read, at least: one a stage."""
 
 
 class Engine:
@@ -56,42 +51,56 @@ class Engine:
     Args:
         config: what to load and how to run it.
         model: where it is loaded already.
+        first: of the replicas of which this is another: its model is copied, and they have one
+            row of seeds, one trace, one registry of metrics and one event for news.
+        number: of the replica.
+        group: the processes that run it together, each with an engine like this one. Only that
+            of the leader is given requests; see `follower.py`.
 
     Attributes:
         grammars: compiles what requests bring in `Request.rules`.
         handover: holds requests whose prompts prefill workers compute, where there are any.
+        news: ends the wait for something to do.
         num_steps: steps that have been committed, so far.
 
     Raises:
         ModelLoadError: the model cannot be found or loaded.
         ConfigError: it does not fit the machine, or values contradict each other.
         PrefillMismatchError: a prefill worker's pages are of no use here.
+        GroupError: another process is lost.
     """
 
-    def __init__(self, config: EngineConfig, model: LoadedModel | None = None):
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: LoadedModel | None = None,
+        *,
+        first: Engine | None = None,
+        number: int = 0,
+        group: Group | None = None,
+    ):
         enable_persistent_cache(config.compile.compilation_cache_dir)
         self.config = config
-        self.trace = make_trace(config.trace, f"llmjax {config.model.name}")
-        self.metrics = Metrics(config.model.name)
-        template = _template_text(config.model.chat_template)
-        self.model: LoadedModel = model or load_model(
-            resolve_model(config.model.model),
-            dtype=config.model.dtype,
-            quantization=config.model.quantization,
-            mesh=make_mesh(config.parallel.tensor_parallel_size),
-            check=self._check_model,
-            page_size=config.cache.block_size,
-        )
+        if first is None:
+            self.trace = make_trace(config.trace, f"llmjax {config.model.name}")
+            self.metrics = Metrics(config.model.name)
+            self.seeds, self.news = random.Random(config.model.seed), threading.Event()
+        else:
+            self.trace = first.trace.beside(f"llmjax {config.model.name}, engine {number}")
+            self.metrics = Metrics(config.model.name, number, first.metrics)
+            self.seeds, self.news = first.seeds, first.news
+            (place,) = make_places(config.parallel)[number]
+            model = first.model.on(place)
+        self.model: LoadedModel = model or load(config)
         if self.model.native:
             set_threads(config.threads or 0)
-        if template is not None:
-            self.model.tokenizer.chat_template = template
-        self._default_seed = random.Random(config.model.seed)
         asked = config.cache.kv_cache_dtype
         self.kv_format = self.model.kv_format if asked == "auto" else KV_FORMATS[asked]
-        self.layout, self.max_model_len, self.num_pages = self._size_memory()
+        self.layout, self.max_model_len, self.num_pages = size_memory(
+            config, self.model, self.kv_format, group
+        )
         self.page_bytes = page_bytes(self.model.config, self.layout, self.kv_format)
-        self.buckets = self._make_buckets(self.layout.whole(self.max_model_len))
+        self.buckets = make_buckets(config, self.layout.whole(self.max_model_len))
         self.host = self._make_host()
         self.cache = KVCache(
             BlockPool(self.num_pages),
@@ -106,6 +115,7 @@ class Engine:
             self.buckets,
             self.cache,
             max_model_len=self.max_model_len,
+            stages=config.parallel.pipeline_parallel_size,
         )
         self.runner = Runner(
             config,
@@ -117,13 +127,16 @@ class Engine:
             num_pages=self.num_pages,
             num_slots=self.host.num_slots if self.host is not None else 0,
             on_compiled=self._on_compiled,
+            group=group,
         )
         if self.host is not None:
             self.host.costs.save, self.host.costs.load = self.runner.time_moves()
-        self.grammars = GrammarCompiler(self.model.tokenizer, self.model.config.vocab_size)
+        vocab = self.model.config.vocab_size
+        shared = first.grammars if first is not None else None
+        self.grammars: GrammarCompiler = shared or GrammarCompiler(self.model.tokenizer, vocab)
         self._last_collected: float | None = None
         self._in_flight: deque[InFlight] = deque()
-        self._news: list[SequenceDelta] = []
+        self._untold: list[SequenceDelta] = []
         self.num_steps = 0
         self.handover: Handover | None = None
         try:
@@ -133,6 +146,11 @@ class Engine:
             raise
         log.info("step programs:\n%s", self.buckets.table())
 
+    @property
+    def replicas(self) -> tuple[Engine, ...]:
+        """Itself, as `Replicas` has several."""
+        return (self,)
+
     def add(self, request: Request) -> None:
         """Queues a request.
 
@@ -140,12 +158,24 @@ class Engine:
             InvalidRequestError: it can never run: bad ids, or too long.
             QueueFullError: too many wait already.
         """
-        self._check(request)
+        self.check(request)
+        self.queue(request)
+
+    def check(self, request: Request) -> None:
+        """Refuses what can never run, and notes what its keys and values depend on.
+
+        Raises:
+            InvalidRequestError: token ids or options are not allowed.
+        """
+        check_request(request, self.config, self.model.config.vocab_size)
         regime = self.model.config.regime(len(request.prompt_token_ids))
         request.kv_key = (request.options.cache_salt, regime)
+
+    def queue(self, request: Request) -> None:
+        """Queues a request that has been checked; see `add`."""
         seed = request.params.seed
         if seed is None:
-            seed = self._default_seed.getrandbits(63)
+            seed = self.seeds.getrandbits(63)
         choices = [
             Sequence(request, index, seed + index, list(request.prompt_token_ids))
             for index in range(request.params.n)
@@ -164,25 +194,35 @@ class Engine:
         Requests that are late are ended first. Where all wait for prefill workers, so does this,
         but not for long.
         """
+        news, dispatched = self.launch()
+        if self._in_flight and (self.is_ahead or not dispatched):
+            self._untold = news
+            return self.finish()
+        if not dispatched and self.handover is not None and self.awaits_pages and not news:
+            self.handover.wait(WAIT_SECONDS)
+        return news
+
+    def launch(self) -> tuple[list[SequenceDelta], bool]:
+        """Ends what is late, and dispatches the next step if there is one; waits for nothing.
+
+        Returns:
+            The last deltas of what was late, and whether a step was dispatched.
+        """
         began = time.perf_counter()
-        expired = self.scheduler.expire()
-        self._news += expired
+        self._untold += self.scheduler.expire()
         if self.handover is not None:
             self.handover.poll()
         plan = self.scheduler.schedule()
-        if plan is not None:
-            scheduled = time.perf_counter()
-            self._in_flight.append(self.runner.dispatch(plan))
-            self.trace.dispatched(plan, began, scheduled, self.scheduler.num_preemptions)
-            self._observe(plan)
-        if len(self._in_flight) > (plan is not None):
-            self._news += self._collect()
-        elif plan is None and self.handover is not None and self.awaits_pages and not expired:
-            self.handover.wait(_WAIT_SECONDS)
-        if plan is not None:
-            # Now all tokens before those to be sampled are known.
+        if plan is None:
+            return self._take_news(), False
+        scheduled = time.perf_counter()
+        self._in_flight.append(self.runner.dispatch(plan))
+        self.trace.dispatched(plan, began, scheduled, self.scheduler.num_preemptions)
+        self._observe(plan)
+        # What steps in flight have to do with each other is tokens, which stages do not share.
+        if len(self._in_flight) == 1 or self.model.stages:
             self.runner.sample(self._in_flight[-1])
-        return self._take_news()
+        return self._take_news(), True
 
     def recover(self, cause: Exception) -> list[SequenceDelta]:
         """Goes on after a `step` that raised, without the requests that took part in it.
@@ -201,17 +241,27 @@ class Engine:
         error.__cause__ = cause
         self._in_flight.clear()
         self._last_collected = None
-        self._news += self.scheduler.fail_steps(error)
+        self._untold += self.scheduler.fail_steps(error)
         self.scheduler.check_balance()
         self.runner.reset()
         return self._take_news()
 
     def _take_news(self) -> list[SequenceDelta]:
-        news, self._news = self._news, []
+        news, self._untold = self._untold, []
         return news
 
-    def _collect(self) -> list[SequenceDelta]:
-        """Commits the oldest step in flight."""
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the oldest step in flight is to be read before another is dispatched."""
+        return len(self._in_flight) >= max(_DEPTH, len(self.model.stages))
+
+    @property
+    def oldest(self) -> InFlight | None:
+        """The step in flight that `finish` reads."""
+        return self._in_flight[0] if self._in_flight else None
+
+    def finish(self) -> list[SequenceDelta]:
+        """Waits for the oldest step in flight, commits it, and has the next one sampled."""
         step, began = self._in_flight.popleft(), time.perf_counter()
         result = self.runner.collect(step)
         self.trace.collected(step.plan, began)
@@ -220,9 +270,13 @@ class Engine:
         self._observe_first_tokens(step.plan)
         if not self._in_flight:
             self.trace.flush()
-        return self.scheduler.commit(
+        self._untold += self.scheduler.commit(
             step.plan, result.token_ids, result.logprobs, result.prompt_logprobs
         )
+        if self._in_flight and self._in_flight[-1].sampled is None:
+            # Now all tokens before those to be sampled are known.
+            self.runner.sample(self._in_flight[-1])
+        return self._take_news()
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceDelta]:
         """Ends a request, or one choice of it, at once; unknown ids are ignored."""
@@ -244,8 +298,7 @@ class Engine:
 
     def wake(self) -> None:
         """Ends the wait of a step, as there is something new to do. Any thread may call it."""
-        if self.handover is not None:
-            self.handover.news.set()
+        self.news.set()
 
     def stats(self) -> EngineStats:
         return EngineStats.of(self)
@@ -265,6 +318,7 @@ class Engine:
                 f"weights   {weights / 2**20:,.1f} MiB, {model.weight_type}",
                 f"KV cache  {cache / 2**20:,.1f} MiB, {pages}, {self.kv_format.name}",
                 f"kernels   {kernels}",
+                *([f"stages    {len(model.stages)}"] if model.stages else []),
                 f"context   {self.max_model_len:,} tokens",
                 self.buckets.table(),
             ]
@@ -318,108 +372,7 @@ class Engine:
             costs.compute += 0.2 * (seconds / plan.num_tokens - costs.compute)
 
     def _make_host(self) -> HostPool | None:
-        cache = self.config.cache
+        cache, replicas = self.config.cache, self.config.parallel.data_parallel_size
         costs = MoveCosts(compute=1e-3)
-        space, more = cache.swap_space, cache.kv_offloading_size
+        space, more = (gib / replicas for gib in (cache.swap_space, cache.kv_offloading_size))
         return HostPool.sized(space, more, self.page_bytes, costs)
-
-    def _check(self, request: Request) -> None:
-        params, priority = request.params, request.options.priority
-        policy = self.config.scheduler.scheduling_policy
-        if priority and policy != "priority":
-            raise InvalidRequestError(
-                f"priority is {priority}, allowed: 0, as the scheduling policy is {policy!r} and "
-                "not 'priority'",
-                param="priority",
-            )
-        vocab = self.model.config.vocab_size
-        named = {
-            "prompt": request.prompt_token_ids,
-            "stop_token_ids": params.stop_token_ids or (),
-            "logit_bias": params.logit_bias or (),
-            "allowed_token_ids": params.allowed_token_ids or (),
-        }
-        for param, values in named.items():
-            bad = next((i for i in values if not 0 <= i < vocab), None)
-            if bad is not None:
-                raise InvalidRequestError(
-                    f"token id {bad} in {param} is not in the vocabulary, allowed: 0 to "
-                    f"{vocab - 1}",
-                    param=param,
-                )
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(params, name)
-            if value is not None and value > self.config.max_logprobs:
-                raise InvalidRequestError(
-                    f"{name} is {value}, allowed: up to {self.config.max_logprobs} (max_logprobs)",
-                    param=name,
-                )
-
-    def _check_model(self, model: DecoderConfig, native: bool) -> None:
-        """Refuses what the model does not allow, before its weights are loaded."""
-        if self.config.threads is not None and not native:
-            raise ConfigError("threads: only the native CPU kernels take it, and XLA serves here")
-        asked, own = self.config.model.max_model_len, model.max_position
-        cache, pages = self.config.cache, self.config.cache.num_gpu_blocks_override
-        layout = make_layout(cache, model.windows, asked or own)
-        most = own if layout.eviction is None else check_eviction(layout.eviction, model)
-        if asked is not None and asked > most:
-            raise ConfigError(f"max_model_len is {asked}, the model allows up to {most}")
-        # Pages of a sequence are checked later where max_model_len may still be lowered.
-        self._make_buckets(layout.whole(asked or 1))
-        if pages is not None:
-            fit_context(asked, own, pages, layout, self.config.scheduler)
-
-    def _make_buckets(self, max_model_len: int) -> Buckets:
-        return Buckets(
-            self.config.scheduler,
-            self.config.compile,
-            max_model_len=max_model_len,
-            block_size=self.config.cache.block_size,
-            step_tokens=_CPU_STEP_TOKENS if _on_cpu() else None,
-        )
-
-    def _size_memory(self) -> tuple[KVLayout, int, int]:
-        """Chooses how layers share pages, max_model_len and the number of pages."""
-        scheduler, model = self.config.scheduler, self.model.config
-        asked, own = self.config.model.max_model_len, model.max_position
-        layout = make_layout(self.config.cache, model.windows, asked or own)
-        buckets = self._make_buckets(layout.whole(asked or own))
-        pages = count_pages(self.config, self.model, layout, self.kv_format, buckets)
-        given = self.config.cache.num_gpu_blocks_override
-        if given is None and "memory" in (self.config.prefill.prefill_from or ()):
-            pages //= 2  # the second engine takes as many
-        size = page_bytes(model, layout, self.kv_format)
-        log.info("KV pool: %d pages, %.2f GiB", pages, pages * size / 2**30)
-        log.info("prefix reuse: %s", layout.describe_reuse())
-        length = fit_context(asked, own, pages, layout, scheduler)
-        if length < (asked or own):
-            log.warning(
-                "max_model_len is lowered from %d to %d, what the KV pool holds", own, length
-            )
-        return layout, length, pages
-
-
-def _on_cpu() -> bool:
-    return jax.default_backend() == "cpu"
-
-
-def _template_text(template: str | None) -> str | None:
-    """A chat template given as text, or as the path of a file that holds it."""
-    if template is None:
-        return None
-    if "{" in template or "\n" in template:
-        text = template
-    else:
-        try:
-            text = Path(template).read_text()
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"chat_template is {shown(template)}, allowed: Jinja text, or a file that can be "
-                f"read ({error})"
-            ) from error
-    try:
-        compile_template(text)
-    except ChatTemplateError as error:
-        raise ConfigError(f"chat_template: {error}") from error
-    return text

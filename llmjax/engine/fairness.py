@@ -6,6 +6,10 @@ is above 0. Prompt tokens that are not cached cost their number as a request beg
 tokens as they come, but these only while anybody waits: what nobody else wanted costs nothing.
 A credit below 0 takes several visits to make good.
 
+Several engines may keep one account, where each has a queue of its own. Who alone waits at one of
+them begins there whatever his credit, and goes into debt for as long as anybody who waits only
+elsewhere has credit left.
+
 The first request of a user of whom nothing runs or waits goes before the ring, after at most
 one request of the ring and one for each who came so before him.
 """
@@ -13,7 +17,7 @@ one request of the ring and one for each who came so before him.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Collection, Container
 
 QUANTUM = 64
 """Small beside a request: users take turns often, those of large requests sit out more visits."""
@@ -62,15 +66,28 @@ class Shares:
             return new[0]
         return min(ring, key=self._visits)  # of as many visits the first in the ring
 
-    def begin(self, user: User, tokens: int, waiting: Container[User]) -> None:
-        """A request of his begins, which costs so many tokens."""
+    def begin(
+        self,
+        user: User,
+        tokens: int,
+        waiting: Container[User],
+        elsewhere: Collection[User] = (),
+    ) -> None:
+        """A request of his begins, which costs so many tokens.
+
+        Args:
+            waiting: who had requests to begin in his stead.
+            elsewhere: who has some, but at other engines.
+        """
         is_new = user in self._new
         self._passed_over = is_new and any(other in waiting for other in self._credit)
         if is_new:
             del self._new[user]
             self._credit[user] = 0
         elif visits := self._visits(user):
-            self._visit(user, visits, waiting)
+            others = [other for other in elsewhere if other not in waiting]
+            if not any(self._credit.get(other, 1) > 0 for other in others):
+                self._visit(user, visits, {*others, *(u for u in self._credit if u in waiting)})
         self._credit[user] -= tokens
 
     def charge(self, user: User, tokens: int) -> None:

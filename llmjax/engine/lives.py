@@ -16,6 +16,20 @@ from .plan import Plan
 from .waiting import WaitingQueue
 
 
+def check_room(limit: int | None, queues: Collection[WaitingQueue], now: float) -> None:
+    """Raises QueueFullError where no more requests may wait in these queues together."""
+    if limit is None or sum(queue.num_requests for queue in queues) < limit:
+        return
+    # What the way through them takes, at the pace at which they are seen to move; where none
+    # has moved yet, what the oldest has waited, at least.
+    rates = [1 / seconds for queue in queues if (seconds := queue.pace.seconds(now))]
+    arrived = min(queue.oldest.request.arrival_time for queue in queues if len(queue))
+    seconds = limit / sum(rates) if rates else now - arrived
+    raise QueueFullError(
+        f"{limit} requests wait already (max_queue_len)", retry_after=retry_after(seconds)
+    )
+
+
 class Lives:
     """All sequences that have not ended, and those that have and are still in flight.
 
@@ -60,7 +74,6 @@ class Lives:
         self.admission = Admission(config, cache, self.waiting, self.max_len)
         self._most_prompt = most_prompt
         self._deadlines = Deadlines(config.queue_timeout)
-        self._pace = QueuePace()
         self._requests: dict[str, dict[int, Sequence]] = {}
         self._arrivals = 0
 
@@ -84,12 +97,8 @@ class Lives:
             )
         max_len = longest(seq.prompt_len, request.params.max_tokens, self.max_model_len)
         self._check_whole(seq)
-        limit = self.config.max_queue_len
-        if not siblings and limit is not None and self.waiting.num_requests >= limit:
-            raise QueueFullError(
-                f"{limit} requests wait already (max_queue_len)",
-                retry_after=retry_after(self._way_through()),
-            )
+        if not siblings:
+            check_room(self.config.max_queue_len, [self.waiting], self.clock())
         self._arrivals += 1
         seq.arrival = self._arrivals
         seq.status = Status.WAITING
@@ -97,16 +106,9 @@ class Lives:
         if not siblings:
             self._deadlines.add(request)
         if not self.waiting.num_requests:
-            self._pace = QueuePace()
+            self.waiting.pace = QueuePace()
         self._requests.setdefault(request.id, siblings)[seq.index] = seq
         self.waiting.join(seq)
-
-    def _way_through(self) -> float:
-        """Seconds that the way through the queue takes, at the pace at which it is seen to move."""
-        now = self.clock()
-        # Where nobody has moved yet, it takes what the oldest has waited, at least.
-        waited = now - self.waiting.oldest.request.arrival_time
-        return self._pace.seconds(self.waiting.num_requests, now) or waited
 
     def _check_whole(self, seq: Sequence) -> None:
         most = self._most_prompt
@@ -163,7 +165,7 @@ class Lives:
             return False
         seq.status = Status.RUNNING
         if not seq.num_preemptions and not seq.index:
-            self._pace.begun(self.clock())
+            self.waiting.pace.begun(self.clock())
         self._deadlines.begun(seq.request.id)
         seq.slot = self.free_slots.pop()
         self.running[seq] = None

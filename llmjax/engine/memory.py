@@ -14,9 +14,10 @@ from ..checkpoint import LoadedModel
 from ..config import CacheConfig, EngineConfig
 from ..errors import ConfigError
 from ..models import DecoderConfig
+from ..parallel.group import Group
 from .buckets import Buckets
 from .context import step_bytes
-from .step import StepPrograms
+from .pipeline import make_programs, stage_layouts
 
 _GIB = 2**30
 
@@ -28,7 +29,12 @@ def page_bytes(config: DecoderConfig, layout: KVLayout, format: KVFormat) -> int
 
 
 def count_pages(
-    config: EngineConfig, model: LoadedModel, layout: KVLayout, format: KVFormat, buckets: Buckets
+    config: EngineConfig,
+    model: LoadedModel,
+    layout: KVLayout,
+    format: KVFormat,
+    buckets: Buckets,
+    group: Group | None = None,
 ) -> int:
     """Pages to allocate: what the memory share leaves, at most what could ever be used.
 
@@ -37,6 +43,7 @@ def count_pages(
 
     Args:
         buckets: of the longest sequences asked for.
+        group: processes that all get as many pages, as the one with the least room has.
 
     Raises:
         ConfigError: not even one sequence's first page fits; carries the numbers.
@@ -45,30 +52,37 @@ def count_pages(
         return config.cache.num_gpu_blocks_override
     longest = config.model.max_model_len or model.config.max_position
     scheduler = config.scheduler
-    weights, size = model.weight_bytes, page_bytes(model.config, layout, format)
+    needs = [(model.weight_bytes, page_bytes(model.config, layout, format))]
     if _bytes_limit() is not None:
-        # Of each device, which has its heads of every page.
-        weights, size = model.device_bytes, size // config.parallel.tensor_parallel_size
+        # Of each stage's devices, each of which has its heads of every page.
+        tensor = config.parallel.tensor_parallel_size
+        kept = [page_bytes(model.config, k, format) for k in stage_layouts(model, layout)]
+        needs = [(p.device_bytes, k // tensor) for p, k in zip(model.parts, kept, strict=True)]
     total, share = _device_memory(config.cache)
+    if _bytes_limit() is None:
+        total //= config.parallel.data_parallel_size  # all replicas are in the host's memory
     useful = scheduler.max_num_seqs * layout.num_groups * layout.held_blocks(longest)
 
     def pages_beside(temporaries: int) -> int:
-        budget = int(total * share) - weights - temporaries
-        if budget < size:
-            raise ConfigError(
-                f"no memory is left for KV pages: gpu_memory_utilization {share} of "
-                f"{total / _GIB:.2f} GiB less {weights / _GIB:.2f} GiB of weights and "
-                f"{temporaries / _GIB:.2f} GiB of a step's temporaries; raise "
-                "gpu_memory_utilization or lower max_num_batched_tokens or max_num_seqs"
-            )
-        return min(budget // size, useful)
+        most = useful
+        for weights, size in needs:
+            budget = int(total * share) - weights - temporaries
+            if budget < size:
+                raise ConfigError(
+                    f"no memory is left for KV pages: gpu_memory_utilization {share} of "
+                    f"{total / _GIB:.2f} GiB less {weights / _GIB:.2f} GiB of weights and "
+                    f"{temporaries / _GIB:.2f} GiB of a step's temporaries; raise "
+                    "gpu_memory_utilization or lower max_num_batched_tokens or max_num_seqs"
+                )
+            most = min(most, budget // size)
+        return most if group is None else group.least(most)
 
     pages = pages_beside(step_bytes(scheduler, model.config, longest))
     if _bytes_limit() is None:
         # A host's memory is shared with others and filled to a fifth: the estimate does, and a
         # start need not wait for the largest program.
         return pages
-    programs = StepPrograms(
+    programs = make_programs(
         model,
         layout,
         format,
@@ -81,7 +95,7 @@ def count_pages(
 
 def _bytes_limit() -> int | None:
     """What the device has, where it has memory of its own."""
-    return (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
 def _device_memory(cache: CacheConfig) -> tuple[int, float]:

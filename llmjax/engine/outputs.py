@@ -140,6 +140,7 @@ class OutputProcessor:
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=state.num_cached_tokens,
             error=state.error,
+            engine=state.request.engine,
         )
 
     def _detokenizer(self, request: Request) -> IncrementalDetokenizer | None:
@@ -149,6 +150,7 @@ class OutputProcessor:
             self._tokenizer,
             request.prompt_token_ids,
             skip_special_tokens=request.params.skip_special_tokens,
+            kept_ids=request.params.kept_special_ids,
         )
 
     def _take(self, state: _RequestState, choice: _Choice, delta: SequenceDelta) -> None:

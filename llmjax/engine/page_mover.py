@@ -17,6 +17,7 @@ from jaxtyping import Array
 from llmjax_kernels.layout import PagedKV
 
 from ..cache.page_store import Bring, Copy, Load, Move, Save
+from ..parallel.local import from_local, local_shape, local_values
 
 Pools = tuple[PagedKV, ...]
 
@@ -30,8 +31,10 @@ class PageMover:
     What is saved reaches the host while the next steps run; it is waited for only where it is
     wanted back.
 
+    Where pools are spread over devices, host memory holds what this process has of each page.
+
     Args:
-        pools: shapes of the device's pools.
+        pools: shapes of the device's pools, and how they are laid out.
         axis: of the pages in each array.
         num_slots: pages that host memory holds; its pages are touched as they are used.
         puts: whether `put` is wanted.
@@ -47,17 +50,28 @@ class PageMover:
         self.programs = [self._copy]
         self._on_the_way: list[tuple[list[int], Any]] = []
         if num_slots or puts:
-            rows = jax.eval_shape(self._gather_pages, pools, _ids())
-            self._scatter = self._compile(self._scatter_pages, pools, _ids(), rows)
+            self._scatter = self._compile(self._scatter_pages, pools, _ids(), self._rows)
             self.programs.append(self._scatter)
         if num_slots:
             self._most = min(num_slots, jax.tree.leaves(pools)[0].shape[axis])
-            self._slots = [np.empty((num_slots, *shape), dtype) for shape, dtype in self.arrays]
+            held = [(local_shape(row.sharding, row.shape)[1:], row.dtype) for row in self._rows]
+            self._slots = [np.empty((num_slots, *shape), dtype) for shape, dtype in held]
             self.programs.append(self._gather)
 
     @cached_property
     def _gather(self) -> Any:
-        return jax.jit(self._gather_pages).lower(self._shapes, _ids()).compile()
+        out = [row.sharding for row in self._rows]
+        jitted = jax.jit(self._gather_pages, out_shardings=out)
+        return jitted.lower(self._shapes, _ids()).compile()
+
+    @cached_property
+    def _rows(self) -> list[jax.ShapeDtypeStruct]:
+        """Shapes of `AT_ONCE` pages. Pools that are laid out over devices have pages as their
+        first axis, as these have, and are laid out alike."""
+        return [
+            jax.ShapeDtypeStruct((AT_ONCE, *shape), dtype, sharding=leaf.sharding)
+            for leaf, (shape, dtype) in zip(jax.tree.leaves(self._shapes), self.arrays, strict=True)
+        ]
 
     @property
     def arrays(self) -> tuple[tuple[tuple[int, ...], np.dtype], ...]:
@@ -112,8 +126,8 @@ class PageMover:
     def settle(self) -> None:
         """Takes in what has been saved."""
         for slots, rows in self._on_the_way:
-            for store, row in zip(self._slots, jax.device_get(rows), strict=True):
-                store[slots] = row[: len(slots)]
+            for store, row in zip(self._slots, rows, strict=True):
+                store[slots] = local_values(row)[: len(slots)]
         self._on_the_way.clear()
 
     def forget(self) -> None:
@@ -136,7 +150,10 @@ class PageMover:
         self.settle()
         slots, pages = _columns(loads)
         # A copy: the slots may be taken again before the device has read them.
-        rows = [store[np.maximum(slots, 0)] for store in self._slots]
+        rows = [
+            from_local(store[np.maximum(slots, 0)], row.sharding, row.shape)
+            for store, row in zip(self._slots, self._rows, strict=True)
+        ]
         return self._scatter(pools, pages, rows)
 
     # The programs. An id of -1 is padding, which a loop over the true count leaves out.

@@ -139,7 +139,7 @@ def make_handover(engine: Engine) -> Handover | None:
     if not config.prefill_from:
         return None
     _check_room(engine)
-    news = threading.Event()
+    news = engine.news
     terms: Terms | None = None
     workers: list[Connector] = []
     try:

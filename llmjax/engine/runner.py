@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import PartitionSpec, Sharding
 from jaxtyping import Array
 
 from llmjax_kernels.kv_format import KVFormat
@@ -21,6 +22,7 @@ from ..cache.layout import KVLayout
 from ..cache.page_store import Condense, Move, Transfer
 from ..checkpoint import LoadedModel
 from ..config import EngineConfig
+from ..parallel.group import Group
 from ..request import TokenLogprobs
 from ..sampling import BiasTable, Logprobs, SampledTokens, mask_words, token_logprobs
 from ..structured import Constraint, fill_masks
@@ -28,9 +30,11 @@ from .batch import BiasRow, SlotTable
 from .buckets import Bucket, Buckets
 from .compile import Programs
 from .condense import Condenser
+from .orders import Order, SampleOrder, ScoreOrder, StepOrder, Stop, digest, encode
 from .page_mover import PageMover
+from .pipeline import StageMovers, make_programs
 from .plan import Chunk, Plan
-from .step import StepOutput, StepPrograms, shapes_of, shardings_of
+from .step import StepOutput, over_vocabulary, shapes_of, shardings_of
 
 _PROMPT_ROWS = 64
 """Prompt positions whose log-probabilities are computed together, by one program."""
@@ -77,6 +81,8 @@ class Runner:
         kv_format: what pages keep of a key or value.
         num_slots: pages of host memory.
         on_compiled: see `Programs`.
+        group: the processes that run this together; all make a runner of their own, and those
+            that do not lead follow (`follower.py`).
     """
 
     def __init__(
@@ -91,10 +97,13 @@ class Runner:
         num_pages: int,
         num_slots: int,
         on_compiled: Callable[[Bucket, float], None],
+        group: Group | None = None,
     ):
-        self._graphdef, self._max_logprobs = model.graphdef, config.max_logprobs
+        self.group = group
+        self._digests: list[int] = []
+        self._max_logprobs = config.max_logprobs
         slots = config.scheduler.max_num_seqs
-        programs = StepPrograms(
+        programs = make_programs(
             model,
             layout,
             kv_format,
@@ -102,17 +111,26 @@ class Runner:
             max_model_len=max_model_len,
             max_logprobs=config.max_logprobs,
         )
-        words = mask_words(model.config.vocab_size)
+        self._mask_words = mask_words(model.config.vocab_size)
         sizes = {bucket.seqs for bucket in buckets.all}
-        self._no_masks = {S: jnp.zeros((S, words), jnp.int32) for S in sizes}
         self._layout = layout
-        self._weights, self._tree = programs.weights, programs.tree
         self._make_state = partial(programs.make_state, num_pages)
+        self._weights: Any = programs.weights
+        head, self._head_weights, self._tree = programs.head
+        self._graphdef = head.graphdef
+        whole = head.place.sharding(PartitionSpec())
+        self._no_masks = {S: zeros((S, self._mask_words), whole) for S in sizes}
         self._state_shapes = programs.state_shapes(num_pages)
         most_pages = max(bucket.pages for bucket in buckets.all)
-        self._slots = SlotTable(slots, most_pages, layout.num_groups, layout.block_size)
+        self.slots = SlotTable(
+            slots,
+            most_pages,
+            layout.num_groups,
+            layout.block_size,
+            notes=group is not None and group.leads,
+        )
         self.programs = Programs(
-            buckets, partial(programs.compile, num_pages=num_pages), on_compiled
+            buckets, partial(programs.compile, num_pages=num_pages), on_compiled, group
         )
         # Filling gigabytes with zeros takes seconds, for which compiling need not wait.
         with ThreadPoolExecutor(1) as pool:
@@ -121,8 +139,13 @@ class Runner:
             self._set_history = self._compile_set_history()
             pools, axis = self._state_shapes.pages, 1 if model.native else 0
             evicts = layout.eviction is not None
-            self._mover = PageMover(pools, axis=axis, num_slots=num_slots, puts=evicts)
-            self._prompt_logprobs = self._compile_prompt_logprobs(model)
+            movers = [
+                PageMover(pools[cut], axis=axis, num_slots=num_slots, puts=evicts)
+                for cut in programs.cuts
+            ]
+            # Who reads pages or puts them has one stage: the configuration sees to it.
+            self._mover: Any = movers[0] if len(movers) == 1 else StageMovers(movers, programs.cuts)
+            self._prompt_logprobs = self._compile_prompt_logprobs(head)
             self._condenser = self._make_condenser(model) if evicts else None
             self.programs.start(background=config.compile.background)
             self._state = state.result()
@@ -135,39 +158,74 @@ class Runner:
 
     def dispatch(self, plan: Plan) -> InFlight:
         """Starts the model's part of a step; returns before it has finished."""
+        biases, histories = [], []
         for chunk in plan.admitted:
-            self._admit(chunk)
-        if plan.transfers:
-            self._state = replace(self._state, pages=self._move(plan.transfers))
-        packed = self._slots.pack(plan)
-        program = self.programs[plan.bucket].step
-        self._state, output = program(self._weights, self._state, packed.step)
-        return InFlight(plan, output, packed.rows)
+            bias = self.slots.admit(chunk.seq)
+            if bias is not None:
+                biases.append((chunk.seq.slot, bias))
+            if self._looks_back(chunk):
+                histories.append((chunk.seq.slot, chunk.seq.tokens))
+        packed = self.slots.pack(plan)
+        order = StepOrder(biases, histories, plan.transfers, plan.bucket, packed)
+        self._send(order)
+        return InFlight(plan, self.execute(order), packed.rows)
+
+    def execute(self, order: StepOrder) -> StepOutput:
+        """Starts what an order says; returns before it has finished."""
+        for slot, bias in order.biases:
+            table = self._set_bias(self._state.bias, np.int32(slot), bias)
+            self._state = replace(self._state, bias=table)
+        for slot, tokens in order.histories:
+            row = np.zeros(self._state_shapes.history.shape[1], np.int32)
+            row[: len(tokens)] = tokens
+            history = self._set_history(self._state.history, np.int32(slot), row)
+            self._state = replace(self._state, history=history)
+        if order.transfers:
+            self._state = replace(self._state, pages=self._move(order.transfers))
+        program = self.programs[order.bucket].step
+        self._state, output = program(self._weights, self._state, order.packed.step)
+        return output
 
     def sample(self, step: InFlight) -> None:
         """Starts the sampler on what `dispatch` gave, before the next step is dispatched.
 
         Every token that comes before those to be sampled is known by now.
         """
-        program, state = self.programs[step.plan.bucket].sample, self._state
-        masks = self._masks(step.plan)
-        args = (state.history, state.bias, step.output.logits, step.rows, masks)
-        history, step.sampled = program(*args)
-        self._state = replace(state, history=history)
+        order = self._order_sample(step.plan)
+        self._send(order)
+        step.sampled = self.choose(step.plan.bucket, step.output, step.rows, order)
 
-    def _masks(self, plan: Plan) -> Array | np.ndarray:
+    def choose(
+        self, bucket: Bucket, output: StepOutput, rows: np.ndarray, order: SampleOrder
+    ) -> SampledTokens:
+        """Starts the sampler of a bucket; returns before it has finished."""
+        masks: Array | np.ndarray = self._no_masks[bucket.seqs]  # on the device already
+        if order.rows:
+            masks = np.zeros(masks.shape, np.int32)
+            masks[order.rows] = order.masks
+        state = self._state
+        args = (state.history, state.bias, output.logits, rows, masks)
+        history, sampled = self.programs[bucket].sample(*args)
+        self._state = replace(state, history=history)
+        return sampled
+
+    def _order_sample(self, plan: Plan) -> SampleOrder:
         """What each row's constraint allows next."""
-        S = plan.bucket.seqs
-        rows = [
+        found = [
             (row, chunk.seq.constraint)
             for row, chunk in enumerate(plan.chunks)
             if chunk.samples and isinstance(chunk.seq.constraint, Constraint)
         ]
-        if not rows:
-            return self._no_masks[S]  # on the device already
-        masks = np.zeros(self._no_masks[S].shape, np.int32)
-        fill_masks(masks, rows)
-        return masks
+        masks = np.zeros((len(found), self._mask_words), np.int32)
+        if found:
+            fill_masks(masks, [(i, constraint) for i, (_, constraint) in enumerate(found)])
+        return SampleOrder([row for row, _ in found], masks)
+
+    def stop(self, reason: str = "") -> None:
+        """Ends the processes that follow this one: all is done, or `reason` says what is not."""
+        if self.group is not None and self.group.leads:
+            self.group.send(encode(Stop(reason), self.slots, self._digests))
+            self.group.leave()
 
     def page_arrays(self) -> tuple[tuple[tuple[int, ...], np.dtype], ...]:
         """Shape and dtype of what each pool keeps of a page."""
@@ -185,8 +243,8 @@ class Runner:
 
     def collect(self, step: InFlight) -> StepResult:
         """Waits for a step and brings its results to the host."""
-        sampled = jax.device_get(step.sampled)
-        self._mover.settle()
+        assert step.sampled is not None
+        sampled = self.settle(step.sampled)
         token_ids = sampled.token_ids.tolist()[: len(step.plan.chunks)]
         logprobs: list[TokenLogprobs | None] = []
         for row, chunk in enumerate(step.plan.chunks):
@@ -194,7 +252,16 @@ class Runner:
             if wanted is not None and chunk.samples:
                 scored = _row(sampled, row, token_ids[row], wanted)
             logprobs.append(scored)
-        return StepResult(token_ids, logprobs, self._collect_prompt_logprobs(step))
+        prompt_logprobs = self._collect_prompt_logprobs(step)
+        if self.group is not None:
+            self._digests.append(digest(sampled.token_ids))
+        return StepResult(token_ids, logprobs, prompt_logprobs)
+
+    def settle(self, sampled: SampledTokens) -> SampledTokens:
+        """Waits for a step, and for what it has saved; its tokens on the host."""
+        sampled = jax.device_get(sampled)
+        self._mover.settle()
+        return sampled
 
     def _move(self, transfers: list[Transfer]) -> tuple[PagedKV, ...]:
         """The pages after the transfers, in order."""
@@ -210,25 +277,20 @@ class Runner:
                 pages = self._mover.put(pages, ids, rows)
         return self._mover.run(pages, moves)
 
-    def _admit(self, chunk: Chunk) -> None:
-        """Prepares the slot of a sequence that begins to run."""
-        seq = chunk.seq
-        bias = self._slots.admit(seq)
-        if bias is not None:
-            table = self._set_bias(self._state.bias, np.int32(seq.slot), bias)
-            self._state = replace(self._state, bias=table)
+    def _looks_back(self, chunk: Chunk) -> bool:
+        """Whether a sequence's history is wanted, of which steps remember what they compute."""
         eviction = self._layout.eviction
-        looks_back = eviction is not None and eviction.selects
-        if chunk.start and (seq.request.params.counts_tokens or looks_back):
-            # What is not computed here is not remembered by the steps that compute it.
-            row = np.zeros(self._state_shapes.history.shape[1], np.int32)
-            row[: len(seq.tokens)] = seq.tokens
-            history = self._set_history(self._state.history, np.int32(seq.slot), row)
-            self._state = replace(self._state, history=history)
+        selects = eviction is not None and eviction.selects
+        return bool(chunk.start) and (chunk.seq.request.params.counts_tokens or selects)
+
+    def _send(self, order: Order) -> None:
+        if self.group is not None:
+            self.group.send(encode(order, self.slots, self._digests))
+            self._digests = []
 
     def _collect_prompt_logprobs(self, step: InFlight) -> list[list[TokenLogprobs]]:
         out: list[list[TokenLogprobs]] = []
-        at, hidden = 0, None
+        at = 0
         for chunk in step.plan.chunks:
             rows: list[TokenLogprobs] = []
             # All choices have the same prompt: the first one tells.
@@ -237,27 +299,32 @@ class Runner:
             first = max(chunk.start, chunk.seq.num_prompt_logprobs)
             end = min(chunk.start + chunk.count, chunk.seq.prompt_len - 1)
             if top is not None and first < end:
-                if hidden is None:
-                    hidden = np.asarray(step.output.hidden)
                 targets = chunk.seq.tokens[first + 1 : end + 1]
-                begin = at + first - chunk.start
-                block = hidden[begin : begin + len(targets)]
-                rows = self._score(block, targets, top)
+                rows = self._score(step.output, at + first - chunk.start, targets, top)
             out.append(rows)
             at += chunk.count
         return out
 
-    def _score(self, hidden: np.ndarray, targets: list[int], top: int) -> list[TokenLogprobs]:
+    def _score(
+        self, output: StepOutput, begin: int, targets: list[int], top: int
+    ) -> list[TokenLogprobs]:
         rows: list[TokenLogprobs] = []
-        for begin in range(0, len(targets), _PROMPT_ROWS):
-            ids = np.zeros(_PROMPT_ROWS, np.int32)
-            part = targets[begin : begin + _PROMPT_ROWS]
-            ids[: len(part)] = part
-            block = np.zeros((_PROMPT_ROWS, hidden.shape[1]), hidden.dtype)
-            block[: len(part)] = hidden[begin : begin + len(part)]
-            scored = jax.device_get(self._prompt_logprobs(self._weights, block, ids))
-            rows += [_row(scored, i, token, top) for i, token in enumerate(part)]
+        for at in range(0, len(targets), _PROMPT_ROWS):
+            order = ScoreOrder(begin + at, targets[at : at + _PROMPT_ROWS])
+            self._send(order)
+            scored = jax.device_get(self.score(output, order))
+            rows += [_row(scored, i, token, top) for i, token in enumerate(order.targets)]
         return rows
+
+    def score(self, output: StepOutput, order: ScoreOrder) -> Logprobs:
+        """Log-probabilities of up to `_PROMPT_ROWS` prompt tokens, by a step's hidden states."""
+        count = len(order.targets)
+        ids = np.zeros(_PROMPT_ROWS, np.int32)
+        ids[:count] = order.targets
+        hidden = np.asarray(output.hidden)
+        block = np.zeros((_PROMPT_ROWS, hidden.shape[1]), hidden.dtype)
+        block[:count] = hidden[order.begin : order.begin + count]
+        return self._prompt_logprobs(self._head_weights, block, ids)
 
     def _make_condenser(self, model: LoadedModel) -> Condenser:
         return Condenser(
@@ -298,14 +365,23 @@ class Runner:
         return jitted.lower(history, slot, row).compile()
 
     def _compile_prompt_logprobs(self, model: LoadedModel) -> Any:
+        whole = model.place.sharding(PartitionSpec())
+
         def score(weights, hidden, targets):
             decoder = nnx.merge(self._graphdef, self._tree.unflatten(weights))
             logits = decoder.logits(hidden, jnp.full(1, _PROMPT_ROWS, jnp.int32))
-            return token_logprobs(logits, targets, max_logprobs=self._max_logprobs)
+            scored = partial(token_logprobs, max_logprobs=self._max_logprobs)
+            return over_vocabulary(scored, model.mesh)(logits, targets)
 
         hidden = jax.ShapeDtypeStruct((_PROMPT_ROWS, model.config.hidden_size), model.dtype)
         targets = jax.ShapeDtypeStruct((_PROMPT_ROWS,), jnp.int32)
-        return jax.jit(score).lower(shapes_of(self._weights), hidden, targets).compile()
+        jitted = jax.jit(score, out_shardings=whole)
+        return jitted.lower(shapes_of(self._head_weights), hidden, targets).compile()
+
+
+def zeros(shape: tuple[int, ...], whole: Sharding) -> Array:
+    """int32, on every device."""
+    return jax.make_array_from_callback(shape, whole, lambda _: np.zeros(shape, np.int32))
 
 
 def _row(scored: Logprobs | SampledTokens, row: int, token_id: int, top: int) -> TokenLogprobs:

@@ -11,6 +11,8 @@ The rules:
   cache remembers of them is not computed again; one whose beginning another sequence is about
   to compute waits for that. One that is held (`Sequence.is_held`) is as if it had not come. A
   chunk ends where a long sequence forgets (`cache/eviction.py`).
+- Where a model has several stages each step takes a part of the decodes, none of which is in a
+  step in flight: as many parts are under way as there are stages, so that all have work.
 - On page shortage a running sequence of the least priority goes back to the waiting ones: none
   that ranks before the one in need, and of the others one that loses least work. So the first
   in rank always goes on. What a preempted sequence has computed stays in the cache for as long
@@ -46,6 +48,7 @@ class Scheduler:
         cache: hands out the pages.
         max_model_len: most tokens of a sequence, prompt and output; the pool holds as many,
             or a sequence alone could get stuck.
+        stages: of the model, that steps in flight go through one behind the other.
         clock: gives seconds, from where requests' arrival times come too.
 
     Attributes:
@@ -60,6 +63,7 @@ class Scheduler:
         cache: KVCache,
         *,
         max_model_len: int,
+        stages: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ):
         pages = cache.layout.most_pages(max_model_len, cache.chunk)
@@ -72,6 +76,7 @@ class Scheduler:
         self.buckets = buckets
         self.cache = cache
         self.max_model_len = max_model_len
+        self.stages = stages
         self.pace = Pace(config)
         self.lives = Lives(
             config,
@@ -213,7 +218,7 @@ class Scheduler:
         """Decodes that have a page, prompts under way, and whether any sequence decodes."""
         chunks: list[Chunk] = []
         prefilling: list[Sequence] = []
-        is_decoding = False
+        is_decoding, most = False, self._most_decodes()
         for seq in sorted(self.lives.running, key=self.lives.waiting.rank):
             if seq.status is not Status.RUNNING:
                 continue  # preempted just now for one that ranks before it
@@ -222,10 +227,19 @@ class Scheduler:
                 prefilling.append(seq)
             elif known < self.lives.max_len[seq]:
                 is_decoding = True
-                if self._extend(seq, start, 1):
+                waits = len(chunks) >= most or (self.stages > 1 and seq.num_pending)
+                if not waits and self._extend(seq, start, 1):
                     chunks.append(Chunk(seq, start, 1, True, seq.num_dropped))
         prefilling = [seq for seq in prefilling if seq.status is Status.RUNNING]
         return chunks, prefilling, is_decoding
+
+    def _most_decodes(self) -> int:
+        """Decodes in a step: an equal part of all, for each stage."""
+        running = self.lives.running
+        if self.stages == 1:
+            return len(running)
+        decoding = sum(seq.prompt_len < seq.num_tokens < self.lives.max_len[seq] for seq in running)
+        return -(-decoding // self.stages)
 
     def _extend(self, seq: Sequence, start: int, count: int) -> bool:
         """Pages for the next positions, at the cost of others; False: not in this step."""

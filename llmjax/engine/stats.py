@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -45,6 +46,13 @@ class EngineStats:
     bucket_tokens: int
     num_held: int
     workers_up: int
+
+    @classmethod
+    def total(cls, engines: Sequence[EngineStats]) -> EngineStats:
+        """Of several that run the same model."""
+        names = [field.name for field in fields(cls)]
+        sums = {name: sum(getattr(stats, name) for stats in engines) for name in names}
+        return cls(**{**sums, "page_bytes": engines[0].page_bytes})
 
     @classmethod
     def of(cls, engine: Engine) -> EngineStats:

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, Float, Int
 
 from llmjax_kernels.kv_format import KVFormat
@@ -27,7 +26,7 @@ from ..checkpoint import LoadedModel
 from ..models import Decoder, DecoderConfig
 from ..nn.attention import PagedContext
 from ..nn.native import NativeContext
-from ..parallel.rules import KV_PAGES
+from ..parallel.rules import KV_PAGES, LOGITS
 from ..request import MAX_LOGIT_BIAS
 from ..sampling import BiasTable, SampledTokens, mask_words, sample
 from .batch import packed_size, rows_size, unpack, unpack_rows
@@ -136,6 +135,7 @@ class StepPrograms:
 
     Attributes:
         weights: the model's arrays, as every program takes them.
+        cuts: where the pools of each stage are among the state's pages.
     """
 
     def __init__(
@@ -152,22 +152,27 @@ class StepPrograms:
         self._model, self._layout, self._kv_format = model, layout, kv_format
         self._slots, self._max_model_len = slots, max_model_len
         self._max_logprobs = max_logprobs
+        self.cuts = [slice(None)]
+
+    @property
+    def head(self) -> tuple[LoadedModel, list[Array], WeightsTree]:
+        """The model that gives logits, and its weights."""
+        return self._model, self.weights, self.tree
 
     def make_state(self, num_pages: int) -> DeviceState:
         """A state of zeros."""
         make = partial(self._zeros, num_pages)
         if self._model.mesh is None:
-            return make()
+            with jax.default_device(self._model.place.device):
+                return make()
         return jax.jit(make, out_shardings=shardings_of(self.state_shapes(num_pages)))()
 
     def state_shapes(self, num_pages: int) -> DeviceState:
-        """The shapes of a state's arrays, and how they are laid out over several devices."""
-        shapes, mesh = jax.eval_shape(partial(self._zeros, num_pages)), self._model.mesh
-        if mesh is None:
-            return shapes
-        whole, pages = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, KV_PAGES)
+        """The shapes of a state's arrays, and how they are laid out over devices."""
+        shapes, place = jax.eval_shape(partial(self._zeros, num_pages)), self._model.place
+        whole, pages = place.sharding(PartitionSpec()), place.sharding(KV_PAGES)
 
-        def laid_out(tree: Any, sharding: NamedSharding) -> Any:
+        def laid_out(tree: Any, sharding: Sharding) -> Any:
             return jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
             )
@@ -185,23 +190,40 @@ class StepPrograms:
             self._model.native,
         )
 
-    def compile(self, bucket: Bucket, num_pages: int) -> Program:
-        """The program of a bucket."""
+    def compile(
+        self, bucket: Bucket, num_pages: int, x: jax.ShapeDtypeStruct | None = None
+    ) -> Program:
+        """The program of a bucket.
+
+        Args:
+            x: what the last stage of several is given besides.
+        """
         model, layout = self._model, self._layout
         step = make_step(model.graphdef, self.tree, layout, bucket, model.native, model.mesh)
-        packed = jax.ShapeDtypeStruct((packed_size(bucket, layout.num_groups),), jnp.int32)
+        whole, size = whole_of(model.mesh), packed_size(bucket, layout.num_groups)
+        packed = jax.ShapeDtypeStruct((size,), jnp.int32, sharding=whole)
         state = self.state_shapes(num_pages)
-        jitted = jax.jit(step, donate_argnums=1, out_shardings=(shardings_of(state), None))
-        compiled = jitted.lower(shapes_of(self.weights), state, packed).compile()
+        of_logits = logits_of(model.mesh, model.config.vocab_size)
+        outputs = StepOutput(of_logits, whole)  # type: ignore[arg-type]
+        out = (shardings_of(state), None if model.mesh is None else outputs)
+        given = () if x is None else (x,)
+        compiled = (
+            jax.jit(step, donate_argnums=1, out_shardings=out)
+            .lower(shapes_of(self.weights), state, packed, *given)
+            .compile()
+        )
         return Program(compiled, self._compile_sampler(bucket.seqs, state))
 
     def _compile_sampler(self, S: int, state: DeviceState) -> Any:
+        mesh, whole = self._model.mesh, state.history.sharding
         V = self._model.config.vocab_size
-        logits = jax.ShapeDtypeStruct((S, V), jnp.float32, sharding=state.history.sharding)
-        rows = jax.ShapeDtypeStruct((rows_size(S),), jnp.int32)
-        masks = jax.ShapeDtypeStruct((S, mask_words(V)), jnp.int32)
-        out = (state.history.sharding, None)
-        jitted = jax.jit(make_sampler(S, self._max_logprobs), donate_argnums=0, out_shardings=out)
+        shape = jax.ShapeDtypeStruct
+        logits = shape((S, V), jnp.float32, sharding=logits_of(mesh, V) or whole)
+        rows = shape((rows_size(S),), jnp.int32, sharding=whole_of(mesh))
+        masks = shape((S, mask_words(V)), jnp.int32, sharding=whole)
+        sampler = make_sampler(S, self._max_logprobs, mesh)
+        # Every process reads what was sampled.
+        jitted = jax.jit(sampler, donate_argnums=0, out_shardings=whole)
         return jitted.lower(state.history, state.bias, logits, rows, masks).compile()
 
     def temporaries(self, bucket: Bucket, num_pages: int) -> int:
@@ -209,19 +231,60 @@ class StepPrograms:
 
         Kernels that allocate for themselves (the native ones) are not in it.
         """
-        step, sample = (part.memory_analysis() for part in self.compile(bucket, num_pages))
-        results = step.output_size_in_bytes - step.alias_size_in_bytes
-        return results + max(step.temp_size_in_bytes, sample.temp_size_in_bytes)
+        return temporaries_of(*self.compile(bucket, num_pages))
+
+
+def temporaries_of(step: Any, sample: Any) -> int:
+    """Bytes that the two parts of a compiled step take beside weights and state."""
+    model, sampler = step.memory_analysis(), sample.memory_analysis()
+    results = model.output_size_in_bytes - model.alias_size_in_bytes
+    return results + max(model.temp_size_in_bytes, sampler.temp_size_in_bytes)
 
 
 def shardings_of(tree: Any) -> Any:
-    """The layouts of arrays; None where XLA has only one device to choose."""
+    """The layouts of arrays."""
     return jax.tree.map(lambda x: x.sharding, tree)
 
 
 def shapes_of(tree: Any) -> Any:
     """Shapes, types and places of arrays."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
+
+
+def whole_of(mesh: Mesh | None) -> NamedSharding | None:
+    """The layout of what every device has."""
+    return None if mesh is None else NamedSharding(mesh, PartitionSpec())
+
+
+def logits_of(mesh: Mesh | None, V: int) -> NamedSharding | None:
+    """That of logits: of some tokens each, where the devices divide the vocabulary."""
+    if mesh is None or V % mesh.shape["tensor"]:
+        return whole_of(mesh)
+    return NamedSharding(mesh, LOGITS)
+
+
+def over_vocabulary(function: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
+    """`function(logits, ...)` on logits that devices share, in a program.
+
+    Left to XLA, sampling would talk between devices at every turn of its loops.
+
+    Args:
+        function: of `llmjax.sampling`; takes the `axis` that divides the vocabulary.
+    """
+
+    def call(logits: Float[Array, "R V"], *rest: Any) -> Any:
+        layout, whole = logits_of(mesh, logits.shape[1]), PartitionSpec()
+        if layout is None:
+            return function(logits, *rest)
+        return jax.shard_map(
+            partial(function, axis=None if layout.is_fully_replicated else "tensor"),
+            mesh=mesh,
+            in_specs=(layout.spec, *[whole] * len(rest)),
+            out_specs=whole,
+            check_vma=False,
+        )(logits, *rest)
+
+    return call
 
 
 @lru_cache(maxsize=256)
@@ -236,13 +299,14 @@ def make_step(
     """The step of one bucket, to be jitted with its state (argument 1) donated.
 
     The same one for the same arguments: JAX then knows what it has compiled, and a second
-    engine of a process starts at once.
+    engine of a process starts at once. Where the model is the last stage of several, it takes
+    what comes from the one before, [T, D].
 
     Args:
         mesh: of several devices, over which weights and pages are laid out.
     """
 
-    def step(weights, state, packed):
+    def step(weights, state, packed, x=None):
         model = nnx.merge(graphdef, tree.unflatten(weights))
         inputs = unpack(packed, bucket, layout.num_groups)
         batch = inputs.batches[0]
@@ -257,12 +321,11 @@ def make_step(
         context_lens = jnp.maximum(inputs.prompt_lens[batch.token_seqs], positions + 1)
         step_of = (list(state.pages), inputs.batches, layout.places)
         context = NativeContext(*step_of) if native else PagedContext(*step_of, mesh)
-        hidden = model.hidden(tokens, positions, context_lens, context)
+        where = (positions, context_lens, context)
+        hidden = model.hidden(tokens, *where) if x is None else model.norm(model.run(x, *where))
         last = jnp.maximum(batch.query_starts[1:] - 1, 0)
         num_rows = jnp.sum(batch.kv_lens > 0, dtype=jnp.int32)[None]
         logits = model.logits(hidden[last], num_rows)
-        if mesh is not None:  # else sampling would talk between devices at every turn
-            logits = lax.with_sharding_constraint(logits, NamedSharding(mesh, PartitionSpec()))
         state = DeviceState(pages=tuple(context.pages), history=history, bias=state.bias)
         return state, StepOutput(logits=logits, hidden=hidden)
 
@@ -270,15 +333,19 @@ def make_step(
 
 
 @lru_cache(maxsize=64)
-def make_sampler(S: int, max_logprobs: int) -> Sampler:
+def make_sampler(S: int, max_logprobs: int, mesh: Mesh | None = None) -> Sampler:
     """The sampler of S rows, to be jitted with the history (argument 0) donated.
 
     The same one for the same arguments, as `make_step`'s.
+
+    Args:
+        mesh: of several devices, which may share the vocabulary.
     """
+    choose = over_vocabulary(partial(sample, max_logprobs=max_logprobs), mesh)
 
     def sampler(history, bias, logits, packed, masks):
         rows, samples = unpack_rows(packed, S)
-        sampled = sample(logits, rows, history, bias, masks, max_logprobs=max_logprobs)
+        sampled = choose(logits, rows, history, bias, masks)
         write_slots = jnp.where(samples, rows.slot, history.shape[0])
         history = history.at[write_slots, rows.kv_len].set(sampled.token_ids, mode="drop")
         return history, sampled

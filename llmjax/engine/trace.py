@@ -14,7 +14,7 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
@@ -66,6 +66,10 @@ class NoTrace:
     def compiled(self, bucket: Bucket, began: float) -> None:
         """A step program was compiled, from `began` to now."""
 
+    def beside(self, process: str) -> NoTrace:
+        """Another engine's, in the same file."""
+        return self
+
     def flush(self) -> None:
         """Writes what has been told."""
 
@@ -73,14 +77,17 @@ class NoTrace:
         """The same, for the last time."""
 
 
-class Trace(NoTrace):
-    """Writes what it is told to a file, which it replaces. Any thread may tell it.
+class TraceFile:
+    """Trace events in a file, which replaces what was there. Any thread may add some.
+
+    Attributes:
+        origin: time 0 (`time.perf_counter`).
 
     Raises:
         ConfigError: the file cannot be written.
     """
 
-    def __init__(self, path: str, process: str):
+    def __init__(self, path: str):
         try:
             self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
         except (OSError, ValueError) as error:
@@ -91,9 +98,55 @@ class Trace(NoTrace):
             os.close(self._file)
             raise ConfigError(f"trace is {shown(path)}, allowed: a regular file")
         self._lock = threading.Lock()
-        self._origin = self._flushed = time.perf_counter()
+        self.origin = self._flushed = time.perf_counter()
         self._events: list[dict[str, Any]] = []
         self._size = os.pwrite(self._file, b"[" + _END, 0) - len(_END)
+        # A program that Ctrl-C ends does not close its engine.
+        atexit.register(self.close)
+
+    def add(self, event: dict[str, Any]) -> None:
+        with self._lock:
+            self._events.append(event)
+            late = time.perf_counter() - self._flushed > _FLUSH_SECONDS
+            if late or len(self._events) >= _FLUSH_EVENTS:
+                self._flush()
+
+    def flush(self) -> None:
+        with self._lock:
+            self._flush()
+
+    def close(self) -> None:
+        atexit.unregister(self.close)
+        with self._lock:
+            self._flush()
+            if self._file is not None:
+                os.close(self._file)
+            self._file = None
+
+    def _flush(self) -> None:
+        self._flushed = time.perf_counter()
+        events, self._events = self._events, []
+        if self._file is None or not events:
+            return
+        lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
+        begin = ",\n" if self._size > 1 else "\n"
+        data = (begin + lines).encode()
+        # One write, over the end of the array: the file is whole before it and after.
+        os.pwrite(self._file, data + _END, self._size)
+        self._size += len(data)
+
+
+class Trace(NoTrace):
+    """One engine's events, drawn as a process of its own. Any thread may tell it.
+
+    Args:
+        processes: numbers those of the file.
+    """
+
+    def __init__(self, file: TraceFile, process: str, processes: Iterator[int] | None = None):
+        self._file = file
+        self._processes = processes or count(1)
+        self._process = next(self._processes)
         self._steps = count(1)
         # Steps on the device: number, track, start.
         self._on_device: dict[Plan, tuple[int, int, float]] = {}
@@ -102,8 +155,9 @@ class Trace(NoTrace):
         for name in TRACKS:
             self._add_track(name)
         self.flush()
-        # A program that Ctrl-C ends does not close its engine.
-        atexit.register(self.close)
+
+    def beside(self, process: str) -> NoTrace:
+        return Trace(self._file, process, self._processes)
 
     def dispatched(self, plan: Plan, began: float, scheduled: float, num_preemptions: int) -> None:
         now, step = time.perf_counter(), next(self._steps)
@@ -140,16 +194,10 @@ class Trace(NoTrace):
         self._add({**event, "tid": TRACKS.index("pages"), "ts": self._ts(time.perf_counter())})
 
     def flush(self) -> None:
-        with self._lock:
-            self._flush()
+        self._file.flush()
 
     def close(self) -> None:
-        atexit.unregister(self.close)
-        with self._lock:
-            self._flush()
-            if self._file is not None:
-                os.close(self._file)
-            self._file = None
+        self._file.close()
 
     def _add_track(self, name: str) -> None:
         tid, self._num_tracks = self._num_tracks, self._num_tracks + 1
@@ -167,31 +215,15 @@ class Trace(NoTrace):
         self._add({"ph": "X", "name": name, "tid": tid, "ts": ts, "dur": duration, "args": args})
 
     def _ts(self, seconds: float) -> float:
-        return round((seconds - self._origin) * 1e6, 3)
+        return round((seconds - self._file.origin) * 1e6, 3)
 
     def _add(self, event: dict[str, Any]) -> None:
-        with self._lock:
-            self._events.append({"pid": 1, **event})
-            late = time.perf_counter() - self._flushed > _FLUSH_SECONDS
-            if late or len(self._events) >= _FLUSH_EVENTS:
-                self._flush()
-
-    def _flush(self) -> None:
-        self._flushed = time.perf_counter()
-        events, self._events = self._events, []
-        if self._file is None or not events:
-            return
-        lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
-        begin = ",\n" if self._size > 1 else "\n"
-        data = (begin + lines).encode()
-        # One write, over the end of the array: the file is whole before it and after.
-        os.pwrite(self._file, data + _END, self._size)
-        self._size += len(data)
+        self._file.add({"pid": self._process, **event})
 
 
 def make_trace(path: str | None, process: str) -> NoTrace:
     """A trace into the file at `path`, or none."""
-    return Trace(path, process) if path is not None else NoTrace()
+    return Trace(TraceFile(path), process) if path is not None else NoTrace()
 
 
 def _name(bucket: Bucket) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice
 
 from ..request import Sequence
+from .deadlines import QueuePace
 from .fairness import Shares, User
 
 MOST_LOOKED_AT = 64
@@ -50,11 +51,13 @@ class WaitingQueue:
         self._by_priority = by_priority
         self._longest_first = longest_first
         self._shares = Shares() if fair else None
+        self._others: list[WaitingQueue] = []
         self._classes: dict[int, _Class] = {}
         self._of_request: Counter[str] = Counter()
         self._overtaken: Counter[Sequence] = Counter()
         self._turns = 0
         self._size = 0
+        self.pace = QueuePace()
 
     def __len__(self) -> int:
         return self._size
@@ -125,7 +128,8 @@ class WaitingQueue:
         if not seq.turn:
             waiting, user = self._classes[self._priority(seq)].new, self._user(seq)
             if self._shares is not None:
-                self._shares.begin(user, seq.prompt_len - num_cached, waiting)
+                elsewhere = self._elsewhere(self._priority(seq))
+                self._shares.begin(user, seq.prompt_len - num_cached, waiting, elsewhere)
             if self._longest_first:
                 self._overtaken.update(_before(seq, waiting[user]))
         self.remove(seq)
@@ -135,7 +139,7 @@ class WaitingQueue:
 
     def charge(self, seq: Sequence, tokens: int) -> None:
         """A sequence has generated so much."""
-        if self._shares is not None and self._size:
+        if self._shares is not None and (self._size or any(self._others)):
             self._shares.charge(self._user(seq), tokens)
 
     def in_order(self, cached: Callable[[Sequence], int]) -> Iterator[Sequence]:
@@ -144,12 +148,26 @@ class WaitingQueue:
         Args:
             cached: how many tokens of a sequence the cache has.
         """
-        classes = (self._classes[priority] for priority in sorted(self._classes))
-        return islice(chain.from_iterable(self._order(c, cached) for c in classes), MOST_LOOKED_AT)
+        orders = (self._order(priority, cached) for priority in sorted(self._classes))
+        return islice(chain.from_iterable(orders), MOST_LOOKED_AT)
 
-    def _order(self, waiting: _Class, cached: Callable[[Sequence], int]) -> Iterator[Sequence]:
+    def share(self, others: list[WaitingQueue]) -> None:
+        """Users' shares become those of these queues, too; of other engines, and all empty."""
+        self._others = others
+        for other in others:
+            other._shares = self._shares
+            other._others = [self, *(queue for queue in others if queue is not other)]
+
+    def _elsewhere(self, priority: int) -> set[User]:
+        """Users with requests of this priority that wait at other engines."""
+        classes = (queue._classes.get(priority) for queue in self._others)
+        return {user for waiting in classes if waiting is not None for user in waiting.new}
+
+    def _order(self, priority: int, cached: Callable[[Sequence], int]) -> Iterator[Sequence]:
+        waiting = self._classes[priority]
         yield from [seq for _, seq in waiting.begun]
         shares = self._shares.copy() if self._shares is not None else None
+        elsewhere = self._elsewhere(priority)
         queues = {user: self._queue(new, cached) for user, new in waiting.new.items()}
         while queues:
             user = shares.next(queues) if shares is not None else next(iter(queues))
@@ -158,7 +176,7 @@ class WaitingQueue:
                 del queues[user]
                 continue
             if shares is not None:
-                shares.begin(user, seq.prompt_len, queues)
+                shares.begin(user, seq.prompt_len, queues, elsewhere)
             yield seq
 
     def _queue(

@@ -56,6 +56,12 @@ class DecoderConfig:
     residual_scale: float = 1.0
     logits_scale: float = 1.0
 
+    @property
+    def head_in_layers(self) -> float:
+        """Layers that have as many weights as the head."""
+        attention = 2 * self.head_dim * (self.num_heads + self.num_kv_heads)
+        return self.vocab_size / (attention + 3 * self.mlp_size)
+
     def regime(self, prompt_len: int) -> tuple[int, ...]:
         """What a token's keys and values depend on beside the tokens up to it."""
         return tuple(rope.regime(prompt_len) for rope in dict.fromkeys(self.ropes))

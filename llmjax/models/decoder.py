@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from llmjax_kernels.native.blocks import Projection, linear
 from llmjax_kernels.packed import PackedWeight
 from llmjax_kernels.paged_attention import AttentionSpec
+from llmjax_kernels.quant_matmul import QuantWeight, quant_matmul
 
 from ..nn.attention import Attention, AttentionContext, DenseContext
 from ..nn.linear import Embedding, Linear, project
@@ -97,6 +98,8 @@ class DecoderLayer(nnx.Module):
 class Decoder(nnx.Module):
     """Embedding, layers, final norm and head; parameter paths are listed in weights.py."""
 
+    first_layer = 0
+
     def __init__(self, config: DecoderConfig, dtype: jnp.dtype):
         self.config = config
         self.embed = Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
@@ -144,11 +147,20 @@ class Decoder(nnx.Module):
         context: AttentionContext | NativeContext,
     ) -> Float[Array, "T D"]:
         """What the head reads: the last layer's output after the final norm."""
-        x = self.embed_tokens(tokens)
+        return self.norm(self.run(self.embed_tokens(tokens), positions, context_lens, context))
+
+    def run(
+        self,
+        x: Float[Array, "T D"],
+        positions: Int[Array, " T"],
+        context_lens: Int[Array, " T"],
+        context: AttentionContext | NativeContext,
+    ) -> Float[Array, "T D"]:
+        """The output of the last layer that is here, of the input of the first."""
         ropes = self.rotations(positions, context_lens)
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(self.layers, self.first_layer):
             x = layer(x, ropes[self.config.ropes[i]], i, context)
-        return self.norm(x)
+        return x
 
     def embed_tokens(self, tokens: Int[Array, " T"]) -> Float[Array, "T D"]:
         x = self.embed(tokens)
@@ -176,6 +188,8 @@ class Decoder(nnx.Module):
         packed = weight.get_value()
         if num_rows is not None and isinstance(packed, PackedWeight):
             logits = linear(hidden, Projection(packed), num_rows)
+        elif isinstance(packed, QuantWeight):
+            logits = quant_matmul(hidden, packed, jnp.dtype(jnp.float32))
         else:
             logits = project(hidden, weight[...])
         if self.config.logits_scale != 1:
@@ -183,3 +197,25 @@ class Decoder(nnx.Module):
         if self.config.logits_softcap is not None:
             logits = self.config.logits_softcap * jnp.tanh(logits / self.config.logits_softcap)
         return logits
+
+
+class Stage(Decoder):
+    """A part of a decoder: some of its layers, the embedding before the first and the final norm
+    and head behind the last. It has no more than these, and only methods that need no more work.
+
+    Args:
+        layers: of the decoder.
+    """
+
+    def __init__(self, config: DecoderConfig, dtype: jnp.dtype, layers: range):
+        self.config = config
+        self.first_layer = layers.start
+        is_last = layers.stop == config.num_layers
+        if not layers.start or (is_last and config.tie_embeddings):
+            self.embed = Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
+        self.layers = nnx.List([DecoderLayer(config, i, dtype) for i in layers])
+        if is_last:
+            self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+            tied = config.tie_embeddings
+            size = config.hidden_size, config.vocab_size
+            self.head = None if tied else Linear(*size, bias=False, dtype=dtype)

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from llmjax_kernels.native import blocks
 from llmjax_kernels.packed import PackedWeight
+from llmjax_kernels.quant_matmul import QuantWeight, quant_matmul
 
 
 class Linear(nnx.Module):
@@ -25,6 +26,8 @@ class Linear(nnx.Module):
             num_rows = jnp.full(1, len(rows), jnp.int32)
             y = blocks.linear(rows, blocks.Projection(weight), num_rows)
             y = y.reshape(*x.shape[:-1], -1)
+        elif isinstance(weight, QuantWeight):
+            y = quant_matmul(x, weight)
         else:
             y = project(x, self.weight[...]).astype(x.dtype)
         return y if self.bias is None else y + self.bias[...]
@@ -35,12 +38,15 @@ class Embedding(nnx.Module):
 
     def __init__(self, vocab_size: int, size: int, *, dtype: jnp.dtype):
         self.weight = nnx.Param(jnp.zeros((vocab_size, size), dtype))
+        self.dtype = dtype
 
     def __call__(self, tokens: Int[Array, "*T"]) -> Float[Array, "*T D"]:
         weight = self.weight.get_value()
         if isinstance(weight, PackedWeight):
             rows = blocks.embed(tokens.reshape(-1), weight)
             return rows.reshape(*tokens.shape, -1)
+        if isinstance(weight, QuantWeight):
+            return weight.rows(tokens).astype(self.dtype)
         return weight[tokens]
 
 

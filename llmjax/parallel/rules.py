@@ -37,6 +37,8 @@ MESH_AXES: dict[str, str] = {
 
 HEADS = PartitionSpec(None, "tensor", None)
 """Of queries, keys and values, [T, heads, H]."""
+LOGITS = PartitionSpec(None, "tensor")
+"""[rows, V]: each device keeps the columns of its own tokens."""
 KV_PAGES = PartitionSpec(None, None, "tensor", None)
 """Of a layer's pages, [pages, page_size, K, W]: each device keeps its own heads."""
 

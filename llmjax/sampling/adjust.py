@@ -9,6 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from .rows import SamplingRows, map_rows
+from .shards import first_id
 
 CHUNK = 512
 """History positions that one turn of a loop counts."""
@@ -42,28 +43,35 @@ def adjust(
     history: Int[Array, "slots max_len"],
     bias: BiasTable,
     masks: Int[Array, "S W"],
+    axis: str | None = None,
 ) -> Float[Array, "S V"]:
     """Penalise what was said, add the biases, then leave only what the masks allow."""
+
+    first = first_id(logits, axis)
 
     def penalised(ids: Int[Array, " R"]) -> Float[Array, "R V"]:
         some = rows.take(ids)
         some = some._replace(kv_len=jnp.where(some.penalised, some.kv_len, 0))
-        return _penalise(logits[ids], some, history)
+        return _penalise(logits[ids], some, history, first)
 
-    logits = _add_bias(map_rows(rows.penalised, penalised, logits), rows, bias)
+    logits = _add_bias(map_rows(rows.penalised, penalised, logits), rows, bias, first)
 
     def allowed(ids: Int[Array, " R"]) -> Float[Array, "R V"]:
-        bits = (masks[ids][:, :, None] >> jnp.arange(32)) & 1
-        return jnp.where(bits.reshape(len(ids), -1)[:, : logits.shape[1]], logits[ids], -jnp.inf)
+        bits = ((masks[ids][:, :, None] >> jnp.arange(32)) & 1).reshape(len(ids), -1)
+        here = lax.dynamic_slice_in_dim(bits, first, logits.shape[1], 1)
+        return jnp.where(here, logits[ids], -jnp.inf)
 
     return map_rows(rows.masked, allowed, logits)
 
 
 def _penalise(
-    logits: Float[Array, "R V"], rows: SamplingRows, history: Int[Array, "slots max_len"]
+    logits: Float[Array, "R V"],
+    rows: SamplingRows,
+    history: Int[Array, "slots max_len"],
+    first: Int[Array, ""] | int,
 ) -> Float[Array, "R V"]:
     """HF's repetition penalty over prompt and output, then OpenAI's over the output."""
-    prompt, output = _count_tokens(rows, history, logits.shape[1])
+    prompt, output = _count_tokens(rows, history, first, logits.shape[1])
     factor = rows.repetition_penalty[:, None]
     repeated = jnp.where(logits > 0, logits / factor, logits * factor)
     logits = jnp.where((prompt > 0) | (output > 0), repeated, logits)
@@ -72,14 +80,14 @@ def _penalise(
 
 
 def _count_tokens(
-    rows: SamplingRows, history: Int[Array, "slots max_len"], V: int
+    rows: SamplingRows, history: Int[Array, "slots max_len"], first: Int[Array, ""] | int, V: int
 ) -> tuple[Float[Array, "R V"], Float[Array, "R V"]]:
-    """How often each token stands in the prompt and in the output."""
+    """How often each of V tokens, from `first` on, stands in the prompt and in the output."""
     R = rows.slot.size
 
     def count_chunk(i: Array, counts: Array) -> Array:
         at = i * CHUNK + jnp.arange(CHUNK)
-        ids = history.at[rows.slot[:, None], at].get(mode="fill", fill_value=V)
+        ids = history.at[rows.slot[:, None], at].get(mode="fill", fill_value=-1) - first
         known = (at < rows.kv_len[:, None]) & (ids >= 0) & (ids < V)
         part = (at >= rows.prompt_len[:, None]).astype(jnp.int32)
         ids = jnp.where(known, part * V + ids, 2 * V)
@@ -91,7 +99,7 @@ def _count_tokens(
 
 
 def _add_bias(
-    logits: Float[Array, "S V"], rows: SamplingRows, bias: BiasTable
+    logits: Float[Array, "S V"], rows: SamplingRows, bias: BiasTable, first: Int[Array, ""] | int
 ) -> Float[Array, "S V"]:
     S, V = logits.shape
     num_output = rows.kv_len - rows.prompt_len
@@ -99,9 +107,9 @@ def _add_bias(
     def add_chunk(i: Array, logits: Array) -> Array:
         at = i * BIAS_CHUNK + jnp.arange(BIAS_CHUNK)
         where = (rows.slot[:, None], at)
-        ids = bias.ids.at[where].get(mode="fill", fill_value=V)
+        ids = bias.ids.at[where].get(mode="fill", fill_value=-1) - first
         holds = num_output[:, None] < bias.until.at[where].get(mode="fill", fill_value=0)
-        holds &= (at < rows.num_bias[:, None]) & (ids >= 0)
+        holds &= (at < rows.num_bias[:, None]) & (ids >= 0) & (ids < V)
         values = bias.values.at[where].get(mode="fill", fill_value=0)
         ids = jnp.where(holds, ids, V)
         return logits.at[jnp.arange(S)[:, None], ids].add(values, mode="drop")

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
 from .blocks import BLOCK, lane_sums
+from .shards import at_ids
 from .truncation import Scale, total, weights
 
 
@@ -53,13 +54,16 @@ class Draw(NamedTuple):
 
 
 def draw(
-    logits: Float[Array, "R V"], scale: Scale, limit: Float[Array, " R"], u: Float[Array, "R 2"]
+    logits: Float[Array, "R V"],
+    scale: Scale,
+    limit: Float[Array, " R"],
+    u: Float[Array, "R 2"],
+    axis: str | None = None,
 ) -> Draw:
     """Draw among the tokens whose gap is at most `limit`."""
-    mass = lane_sums(logits, lambda values: weights(scale.gaps(values), limit))
+    mass = lane_sums(logits, lambda values: weights(scale.gaps(values), limit), axis)
     lane = pick(mass, u[:, 0])
     ids = lane[:, None] + mass.shape[1] * jnp.arange(BLOCK)
-    row = jnp.arange(logits.shape[0])
-    gap = scale.gaps(logits.at[row[:, None], ids].get(mode="fill", fill_value=-jnp.inf))
+    gap = scale.gaps(at_ids(logits, ids, axis))
     at = pick(weights(gap, limit), u[:, 1])
-    return Draw(lane + mass.shape[1] * at, gap[row, at], total(mass))
+    return Draw(lane + mass.shape[1] * at, gap[jnp.arange(len(at)), at], total(mass))

@@ -10,6 +10,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from .blocks import block_maxima, lane_sums, top_k
+from .shards import add_up, at_ids, greatest, vocab_size
 from .truncation import total
 
 LOWEST = float(np.finfo(np.float32).min)
@@ -37,6 +38,7 @@ def token_logprobs(
     *,
     max_logprobs: int,
     want_top: Bool[Array, ""] | bool = True,
+    axis: str | None = None,
 ) -> Logprobs:
     """Log-probabilities of `token_ids`, one a row, and of the `max_logprobs` most likely.
 
@@ -45,16 +47,17 @@ def token_logprobs(
     what is not a number. Where `want_top` is False the most likely tokens are not looked
     for and their arrays are zero.
     """
-    R, V = logits.shape
+    R, V = len(logits), vocab_size(logits, axis)
     maxima = block_maxima(logits)
-    best = maxima.max(-1, keepdims=True)
-    log_mass = jnp.log(total(lane_sums(logits, lambda values: jnp.exp(values - best))))[:, None]
+    best = greatest(maxima.max(-1, keepdims=True), axis)
+    mass = total(lane_sums(logits, lambda values: jnp.exp(values - best), axis))
+    log_mass = jnp.log(mass)[:, None]
 
     def normalise(chosen: Float[Array, "R n"]) -> Float[Array, "R n"]:
         return jnp.nan_to_num(chosen - best - log_mass, nan=LOWEST, neginf=LOWEST)
 
     def most_likely() -> tuple[Array, Array]:
-        values, ids = top_k(logits, maxima, max_logprobs)
+        values, ids = top_k(logits, maxima, max_logprobs, axis)
         real = jnp.arange(max_logprobs) < V
         return jnp.where(real, ids, 0), jnp.where(real, normalise(values), -jnp.inf)
 
@@ -62,7 +65,7 @@ def token_logprobs(
         shape = (R, max_logprobs)
         return jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
 
-    chosen = jnp.take_along_axis(logits, token_ids[:, None], 1)
-    rank = 1 + (logits > chosen).sum(-1, dtype=jnp.int32)
+    chosen = at_ids(logits, token_ids[:, None], axis)
+    rank = 1 + add_up((logits > chosen).sum(-1, dtype=jnp.int32), axis)
     top_ids, top = lax.cond(want_top, most_likely, nothing) if max_logprobs else nothing()
     return Logprobs(normalise(chosen)[:, 0], rank, top_ids, top)

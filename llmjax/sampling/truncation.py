@@ -23,6 +23,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from .blocks import in_blocks, lane_sums
 from .rows import SamplingRows
+from .shards import add_up
 
 MAX_GAP = 80.0
 """Tokens e^-80 times as likely as the most likely one are never drawn: float32 cannot
@@ -52,7 +53,7 @@ def total(sums: Float[Array, "R n"]) -> Float[Array, " R"]:
 
 
 def mass_before(
-    logits: Float[Array, "R V"], scale: Scale, gap: Float[Array, " R"]
+    logits: Float[Array, "R V"], scale: Scale, gap: Float[Array, " R"], axis: str | None = None
 ) -> Float[Array, " R"]:
     """Weight of the tokens whose gap is smaller than `gap`."""
 
@@ -60,7 +61,7 @@ def mass_before(
         gaps = scale.gaps(values)
         return jnp.where(gaps < gap[:, None], jnp.exp(-gaps), 0)
 
-    return total(lane_sums(logits, term))
+    return total(lane_sums(logits, term, axis))
 
 
 def limit_by_min_p(rows: SamplingRows) -> Float[Array, " S"]:
@@ -90,22 +91,26 @@ def limit_among(
 
 
 def limit_by_search(
-    logits: Float[Array, "R V"], scale: Scale, rows: SamplingRows
+    logits: Float[Array, "R V"], scale: Scale, rows: SamplingRows, axis: str | None = None
 ) -> Float[Array, " R"]:
     """The greatest gap kept, at most MAX_GAP, of any row; costs tens of passes over it."""
     gap = scale.gaps(logits)
 
     def truncate(by_p: Array, limit: Array) -> Array:
         weight = jnp.where(gap <= limit[:, None], jnp.where(by_p, jnp.exp(-gap), 1), 0)
-        target = jnp.where(by_p, rows.top_p * row_sum(weight), rows.top_k.astype(jnp.float32))
+        target = jnp.where(by_p, rows.top_p * row_sum(weight, axis), rows.top_k.astype(jnp.float32))
         lower = jnp.where(jnp.where(by_p, rows.top_p < 1, rows.top_k > 0), 0, limit)
-        return _bisect(gap, weight, target, lower, limit, lambda t: jnp.where(by_p, jnp.exp(-t), 1))
+
+        def least_weight(t: Array) -> Array:
+            return jnp.where(by_p, jnp.exp(-t), 1)
+
+        return _bisect(gap, weight, target, lower, limit, least_weight, axis)
 
     return lax.fori_loop(0, 2, lambda i, limit: truncate(i == 1, limit), limit_by_min_p(rows))
 
 
-def row_sum(values: Float[Array, "R V"]) -> Float[Array, " R"]:
-    return in_blocks(values, 0.0).sum(-1).sum(-1)
+def row_sum(values: Float[Array, "R V"], axis: str | None = None) -> Float[Array, " R"]:
+    return add_up(in_blocks(values, 0.0).sum(-1).sum(-1), axis)
 
 
 class _Span(NamedTuple):
@@ -124,6 +129,7 @@ def _bisect(
     lower: Float[Array, " R"],
     upper: Float[Array, " R"],
     least_weight: Callable[[Float[Array, " R"]], Float[Array, " R"]],
+    axis: str | None,
 ) -> Float[Array, " R"]:
     """A limit from `lower` to `upper` that keeps the tokens with less than `target` before them.
 
@@ -137,7 +143,7 @@ def _bisect(
 
     def halve(s: _Span) -> _Span:
         middle = s.low + (s.high - s.low) // 2
-        mass = row_sum(jnp.where(gap < value(middle)[:, None], weight, 0))
+        mass = row_sum(jnp.where(gap < value(middle)[:, None], weight, 0), axis)
         ok = (mass < target) | (middle == s.low)
         return _Span(
             jnp.where(ok, middle, s.low),
@@ -151,5 +157,5 @@ def _bisect(
         return jnp.any((s.high - s.low > 1) & two_tokens)
 
     bits = [lax.bitcast_convert_type(x, jnp.int32) for x in (lower, upper)]
-    start = _Span(bits[0], bits[1] + 1, jnp.zeros_like(lower), row_sum(weight))
+    start = _Span(bits[0], bits[1] + 1, jnp.zeros_like(lower), row_sum(weight, axis))
     return value(lax.while_loop(undecided, halve, start).high - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import tokenizers
@@ -69,6 +70,17 @@ class Tokenizer:
             name: ChatTemplate(source, self._variables)
             for name, source in (chat_templates or {}).items()
         }
+
+    @cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """Ids of special tokens by their texts."""
+        return {self.token_text(i): i for i in self.special_ids}
+
+    @property
+    def tool_template(self) -> str | None:
+        """Jinja source of the template that is used where there are tools."""
+        template = self._templates.get("tool_use") or self._templates.get("default")
+        return template.source if template else None
 
     @property
     def chat_template(self) -> str | None:

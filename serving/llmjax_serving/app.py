@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 from aiohttp import web
 
-from . import accounts, chat, completions, dashboard, info, openapi, pages, tokens
+from llmjax.errors import ConfigError
+
+from . import (
+    accounts,
+    batches,
+    chat,
+    completions,
+    dashboard,
+    files,
+    info,
+    messages,
+    openapi,
+    pages,
+    responses,
+    tokens,
+)
 from .auth import add_cors_headers, auth_middleware, cors_middleware
 from .delivery import body_middleware, delivery_middleware
 from .errors import error_middleware
 from .keys import KeyRing
 from .limits import Limiter
 from .request_id import add_request_id, request_id_middleware
+from .response_store import ResponseStore
 from .state import STATE, ServerState, active_middleware
 from .watch import watched
 
@@ -29,7 +46,7 @@ def make_app(state: ServerState) -> web.Application:
         middlewares=[
             request_id_middleware,
             delivery_middleware(config.client_timeout),
-            error_middleware,
+            error_middleware({"/v1/messages": messages.error_body}),
             cors_middleware(config.allowed_origins),
             auth_middleware(keys, OPEN),
             active_middleware,
@@ -41,6 +58,9 @@ def make_app(state: ServerState) -> web.Application:
     app[dashboard.SNAPSHOTS] = dashboard.Snapshots()
     app[accounts.LIMITER] = Limiter()
     app.on_response_prepare.append(add_request_id)
+    if config.files_dir is not None:
+        keep_files(app, Path(config.files_dir))
+    app[responses.STORE] = ResponseStore(config.max_stored_responses)
     app.on_response_prepare.append(add_cors_headers(config.allowed_origins))
     app.on_response_prepare.append(accounts.add_limit_headers)
     app.cleanup_ctx.append(accounts.keep_ledger)
@@ -62,6 +82,23 @@ def make_app(state: ServerState) -> web.Application:
             web.get("/v1/models/{model:.+}", info.show_model),
             web.post("/v1/completions", completions.create_completion),
             web.post("/v1/chat/completions", chat.create_chat_completion),
+            web.post("/v1/messages", messages.create_message),
+            web.post("/v1/messages/count_tokens", messages.count_tokens),
+            web.post("/v1/responses", responses.create),
+            web.get("/v1/responses/{response_id}", responses.retrieve),
+            web.delete("/v1/responses/{response_id}", responses.delete),
+            web.post("/v1/responses/{response_id}/cancel", responses.cancel),
+            web.get("/v1/responses/{response_id}/input_items", responses.input_items),
+            web.post("/v1/files", files.upload),
+            web.get("/v1/files", files.list_files),
+            web.get("/v1/files/{id}", files.show_file),
+            web.get("/v1/files/{id}/content", files.file_content),
+            web.delete("/v1/files/{id}", files.delete_file),
+            web.post("/v1/batches", batches.create_batch),
+            web.get("/v1/batches", batches.list_batches),
+            web.get("/v1/batches/{id}", batches.show_batch),
+            web.post("/v1/batches/{id}/cancel", batches.cancel_batch),
+            web.post("/v1/chat/completions/render", tokens.render),
             web.post("/tokenize", tokens.tokenize),
             web.post("/detokenize", tokens.detokenize),
         ]
@@ -75,3 +112,13 @@ def reloading(keys: KeyRing, path: str) -> Callable[[web.Application], AsyncIter
             yield
 
     return context
+
+
+def keep_files(app: web.Application, path: Path) -> None:
+    """Raises ConfigError where the folder cannot be written to."""
+    try:
+        app[files.FILES] = files.Folder(path / "files", "file")
+        folder = files.Folder(path / "batches", "batch")
+        app[batches.BATCHES] = batches.Batches(folder, app[files.FILES])
+    except OSError as error:
+        raise ConfigError(f"files_dir: {error}") from error

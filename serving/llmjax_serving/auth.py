@@ -52,7 +52,7 @@ def cors_middleware(allowed_origins: Sequence[str]) -> Any:
         headers = {}
         if allowed_origin(request, allowed_origins) is not None:
             headers = {
-                "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+                "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
                 "Access-Control-Allow-Headers": request.headers.get(
                     "Access-Control-Request-Headers", "*"
                 ),

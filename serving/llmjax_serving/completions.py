@@ -15,7 +15,7 @@ from llmjax.request import CompletionOutput, RequestOutput
 
 from .accounts import meter_of
 from .body import read_json
-from .formatter import Formatter, JsonObject, new_id
+from .formatter import ChoicesFormatter, JsonObject, new_id
 from .generation import Job, Outputs, run
 from .logprobs import CompletionLogprobs, Entry, prompt_logprobs
 from .prompts import encode_prompt, fit, fit_beam, truncated
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llmjax.tokenizer import Tokenizer
 
 
-class CompletionFormatter(Formatter):
+class CompletionFormatter(ChoicesFormatter):
     """Choice k of prompt i has the index i * n + k."""
 
     body_object = chunk_object = "text_completion"

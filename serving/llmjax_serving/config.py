@@ -30,12 +30,16 @@ class ServerConfig:
         client_timeout: seconds that a client may take to send a request's headers, then its body,
             to go on reading an answer, and to stay connected without asking for anything.
         access_log_format: "text", or "json": a line about each request is an object.
+        files_dir: folder that keeps what clients upload to /v1/files and what comes of their
+            batches; by default there are none.
         metrics_alias: "vllm": /metrics tells everything under the prefix vllm: too, for
             dashboards and alerts made for it.
         trust_request_chat_template: requests may bring a chat template of their own, which can keep
             a thread busy for as long as it likes.
         log_stats_interval: seconds between two log lines about throughput, queue and pages, while
             there is work; 0 is none.
+        max_stored_responses: answers of /v1/responses that clients can come back to; those least
+            recently used are forgotten first.
     """
 
     host: str = "127.0.0.1"
@@ -51,9 +55,11 @@ class ServerConfig:
     max_body_bytes: int = 32 * 2**20
     client_timeout: float = 60.0
     access_log_format: str = "text"
+    files_dir: str | None = None
     metrics_alias: str | None = None
     trust_request_chat_template: bool = False
     log_stats_interval: float = 10.0
+    max_stored_responses: int = 1000
 
     @property
     def has_keys(self) -> bool:
@@ -64,6 +70,7 @@ class ServerConfig:
         ranges = (
             *(("port", 0, 65535), ("shutdown_timeout", 0, 86400), ("max_body_bytes", 1, 2**40)),
             *(("log_stats_interval", 0, 86400), ("client_timeout", 0.1, 86400)),
+            ("max_stored_responses", 0, 10**6),
         )
         for name, least, most in ranges:
             value = getattr(self, name)

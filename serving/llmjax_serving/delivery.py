@@ -76,6 +76,8 @@ def delivery_middleware(timeout: float) -> Any:
         watch = watches[transport] = ReaderWatch(request, transport, timeout)
         try:
             response = await handler(request)
+            if isinstance(response, web.FileResponse):
+                return response  # which is sent once only, and not from memory
             try:
                 await response.prepare(request)
                 await response.write_eof()
@@ -93,7 +95,8 @@ def body_middleware(timeout: float) -> Any:
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.method == "POST":
+        # Uploads are written to disk as they come, by their handler.
+        if request.method == "POST" and request.content_type != "multipart/form-data":
             try:
                 async with asyncio.timeout(timeout):
                     await request.read()

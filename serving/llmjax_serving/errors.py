@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -119,9 +119,19 @@ def http_error(error: web.HTTPException) -> ApiError:
             return ApiError(error.status, error.reason)
 
 
-@web.middleware
-async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except Exception as error:
-        return api_error(error).response()
+def error_middleware(bodies: Mapping[str, Callable[[ApiError], dict[str, Any]]]) -> Any:
+    """Answers with the failure; `bodies`: the shape of it below some paths."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except Exception as error:
+            failed = api_error(error)
+            for path, body in bodies.items():
+                if request.path.startswith(path):
+                    told = body(failed)
+                    return web.json_response(told, status=failed.status, headers=failed.headers)
+            return failed.response()
+
+    return middleware

@@ -50,6 +50,7 @@ class Stopwatch:
     finished: int = 0
 
     def observe(self, output: RequestOutput) -> None:
+        self.metrics = self.metrics.of(output.engine)
         now = time.monotonic()
         new = sum(len(choice.token_ids) for choice in output.outputs)
         if not self.first:

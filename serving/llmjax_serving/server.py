@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from llmjax.config import EngineConfig
+from llmjax.errors import LlmjaxError
 
 from .access_log import ACCESS, AccessLogger, is_ours
 from .app import make_app
+from .batches import running_batches
 from .config import ServerConfig
 from .listen import bind, current_certificate, raise_file_limit, tls_context, url
 from .state import ServerState
@@ -24,6 +26,7 @@ from .stats_log import logged_stats
 
 if TYPE_CHECKING:
     from llmjax.engine.async_engine import AsyncEngine
+    from llmjax.parallel.group import Group
 
 logger = logging.getLogger(__name__)
 
@@ -35,10 +38,10 @@ LAST_WORDS_SECONDS = 5.0
 """What handlers get, once the engine has stopped, to tell their clients so."""
 
 
-def load_engine(config: EngineConfig) -> AsyncEngine:
+def load_engine(config: EngineConfig, group: Group | None) -> AsyncEngine:
     from llmjax.engine.async_engine import AsyncEngine
 
-    return AsyncEngine(config)
+    return AsyncEngine(config, group)
 
 
 def in_daemon_thread(work: Callable[[], AsyncEngine]) -> asyncio.Future[AsyncEngine]:
@@ -89,12 +92,12 @@ class Server:
         self._stop_now = asyncio.Event()
 
     async def run(self) -> int:
-        """Serves until SIGTERM or SIGINT.
+        """Serves until SIGTERM or SIGINT, or until the engine has died.
 
         The port is taken before the model is loaded, so a conflict shows at once.
 
         Returns:
-            The exit status: 0, or 1 where a second signal cut requests off.
+            The exit status: 0, or 1 where a second signal cut requests off, or the engine has died.
 
         Raises:
             LlmjaxError: the port cannot be had or the model cannot be loaded.
@@ -128,8 +131,11 @@ class Server:
                 engine.start()
                 self.state.engine = engine
                 self._on_ready(engine, url(sock, config))
-                async with logged_stats(engine, config.log_stats_interval):
-                    await self._stop.wait()
+                interval = config.log_stats_interval
+                async with logged_stats(engine, interval), running_batches(runner):
+                    await first_of(asyncio.ensure_future(engine.ended.wait()), self._stop)
+                    if engine.ended.is_set():
+                        return await self._mourn(engine)
                     return await self._drain(engine)
         finally:
             await runner.cleanup()
@@ -175,13 +181,29 @@ class Server:
             engine.stop()
         else:
             cut_off = draining.result()
+            # Other processes learn from the engine's end that it is the end.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(engine.ended.wait(), LAST_WORDS_SECONDS)
         if cut_off:
             logger.warning("requests cut off: %d", cut_off)
         else:
             logger.info("all of them have ended")
+        await self._last_words()
+        return 1 if told_to else 0
+
+    async def _mourn(self, engine: AsyncEngine) -> int:
+        """Requests have failed, and more would: whoever watches this process may start another."""
+        try:
+            engine.check_health()
+        except LlmjaxError as error:
+            logger.error("%s", error)
+        await self._last_words()
+        return 1
+
+    async def _last_words(self) -> None:
+        """Gives handlers time to tell their clients how it ended."""
         if self.state.active:
             await asyncio.wait(self.state.active, timeout=LAST_WORDS_SECONDS)
-        return 1 if told_to else 0
 
 
 async def first_of(future: asyncio.Future[Any], event: asyncio.Event) -> None:
@@ -195,7 +217,8 @@ async def serve(
     engine_config: EngineConfig,
     server_config: ServerConfig,
     on_ready: Callable[[AsyncEngine, str], None],
+    group: Group | None = None,
 ) -> int:
     """Loads the model and serves it; see `Server.run`."""
     state = ServerState(engine_config.model.name, server_config)
-    return await Server(state, lambda: load_engine(engine_config), on_ready).run()
+    return await Server(state, lambda: load_engine(engine_config, group), on_ready).run()

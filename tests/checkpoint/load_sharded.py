@@ -7,9 +7,11 @@ import sys
 from flax import nnx
 
 from llmjax.checkpoint import load_model
-from llmjax.parallel.mesh import make_mesh
+from llmjax.config import ParallelConfig
+from llmjax.parallel.mesh import make_places
 
-model = load_model(sys.argv[1], dtype=sys.argv[2], mesh=make_mesh(8), progress=False)
+((place,),) = make_places(ParallelConfig(tensor_parallel_size=8))
+model = load_model(sys.argv[1], dtype=sys.argv[2], mesh=place.mesh, progress=False)
 found = {}
 for keys, leaf in nnx.to_flat_state(model.state):
     array = leaf[...]

@@ -188,8 +188,8 @@ class TestRefused:
             load(folder, quantization, dtype=dtype)
 
     def test_what_is_unknown(self, folder):
-        with pytest.raises(ConfigError, match="quantization is 'fp8', allowed: int8, int4"):
-            LLM(str(folder), quantization="fp8")
+        with pytest.raises(ConfigError, match="quantization is 'nf4', allowed: int8, int4, fp8"):
+            LLM(str(folder), quantization="nf4")
 
     @by_quantization
     def test_where_xla_serves(self, folder, quantization, monkeypatch):

@@ -12,6 +12,8 @@ from safetensors.numpy import save_file
 from tiny_files import hf_tensors, write_folder
 
 from llmjax.checkpoint import open_checkpoint
+from llmjax.checkpoint.base import Part
+from llmjax.checkpoint.data_file import DataFile
 from llmjax.errors import CheckpointFormatError, UnsupportedModelError
 
 INDEX = "model.safetensors.index.json"
@@ -33,6 +35,19 @@ def test_keeps_the_stored_type(tmp_path, dtype):
     assert checkpoint.read("t").dtype == dtype
     np.testing.assert_array_equal(checkpoint.read("t"), value)
     assert checkpoint.read("empty").shape == (0, 6)
+
+
+@pytest.mark.parametrize("where", [(slice(3, 5), slice(0, 6)), (slice(2, 8), slice(2, 5))])
+def test_reads_no_more_of_a_matrix_than_is_wanted(tmp_path, monkeypatch, where):
+    value = np.arange(48, dtype=np.float32).reshape(8, 6)
+    checkpoint = open_checkpoint(write_folder(tmp_path, {"t": value}))
+    read = []
+    to = DataFile._read_to
+    monkeypatch.setattr(DataFile, "_read_to", lambda *args: read.append(len(args[1])) or to(*args))
+    out = np.empty(value[where].shape, np.float32)
+    checkpoint.read_into("t", [Part(where, out)])
+    np.testing.assert_array_equal(out, value[where])
+    assert sum(read) == out.nbytes
 
 
 def test_reads_an_old_file_whose_data_is_not_aligned(tmp_path):

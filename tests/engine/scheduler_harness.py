@@ -228,7 +228,7 @@ class HashDevice:
 
 
 class Harness:
-    """Drives a scheduler and the hash device, up to `depth` steps in flight.
+    """Drives a scheduler and the hash device, up to `depth` steps in flight, at least `stages`.
 
     A pool that holds less than `max_model_len` lowers it, as an engine does.
     """
@@ -242,6 +242,7 @@ class Harness:
         block_size: int = 4,
         max_model_len: int = 64,
         depth: int = 2,
+        stages: int = 1,
         ready: bool = True,
         windows: tuple = (None,),
         caching: bool = False,
@@ -275,11 +276,12 @@ class Harness:
             self.buckets,
             self.cache,
             max_model_len=max_model_len,
+            stages=stages,
             clock=lambda: self.now,
         )
         slots = self.config.max_num_seqs
         self.device = HashDevice(num_blocks, layout, slots, max_model_len, sum(host_slots))
-        self.depth = depth
+        self.depth, self.stages = max(depth, stages), stages
         self.in_flight: deque = deque()
         self.sequences: dict[tuple[str, int], Sequence] = {}
         self.max_len: dict[tuple[str, int], int] = {}
@@ -362,11 +364,15 @@ class Harness:
         oldest = live[0] if live else None
         was_idle = oldest is not None and not oldest.in_flight and not scheduler.lives.leaving
         preemptions = oldest.num_preemptions if oldest else 0
+        pending = {seq for seq in decodes if seq.num_pending}
         plan = scheduler.schedule()
         scheduler.check_balance()
         rows = {chunk.seq for chunk in plan.chunks} if plan else set()
         for seq in decodes:
             excused = scheduler._num_promised or seq.status is Status.WAITING
+            if self.stages > 1:
+                part = -(-len(decodes) // self.stages)
+                excused |= seq in pending or len(rows.intersection(decodes)) >= part
             assert seq in rows or excused, "a decode was left out"
         if was_idle and self.config.enable_chunked_prefill and self.buckets.max_seqs:
             # It may take another step to make way for one of higher priority, or one that was
@@ -383,6 +389,9 @@ class Harness:
             assert oldest.num_preemptions == preemptions, "the oldest was preempted"
         if plan is None:
             return None
+        if self.stages > 1:
+            known = all(c.start + c.count <= len(c.seq.tokens) for c in plan.chunks)
+            assert known, "a stage needs a token that another is to sample"
         self._check(plan, decodes)
         self._check_padding(plan, decodes)
         tables = [(seq, list(map(list, seq.block_tables)), seq.slot) for seq in rows]

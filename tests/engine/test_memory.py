@@ -8,6 +8,7 @@ import pytest
 
 from llmjax import LLM, SamplingParams
 from llmjax.engine import memory
+from llmjax.engine.step import temporaries_of
 from llmjax.errors import ConfigError
 
 LIMIT = 1_400_000
@@ -41,10 +42,7 @@ def test_pages_are_what_weights_and_the_compiled_step_leave(tiny_model, own_memo
         engine = llm.engine
         # The programs that run, with all the pages there are, need no more than was planned for.
         programs = engine.runner.programs
-        analyses = [programs[bucket].memory_analysis() for bucket in engine.buckets.ready]
-        most = max(
-            a.temp_size_in_bytes + a.output_size_in_bytes - a.alias_size_in_bytes for a in analyses
-        )
+        most = max(temporaries_of(*programs[bucket]) for bucket in engine.buckets.ready)
         pool = engine.num_pages * engine.page_bytes
         taken = engine.model.weight_bytes + pool + most
         assert 0.9 * LIMIT - engine.page_bytes < taken <= 0.9 * LIMIT

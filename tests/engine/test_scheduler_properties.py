@@ -53,6 +53,7 @@ EVICTIONS = [
 class Loads(RuleBasedStateMachine):
     @initialize(
         depth=st.integers(1, 3),
+        stages=st.sampled_from([1, 1, 2, 3]),
         chunked=st.booleans(),
         chunk=st.sampled_from([1, 3, 8, 64]),
         num_blocks=st.sampled_from([8, 12, 40]),

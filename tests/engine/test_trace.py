@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from llmjax import LLM, SamplingParams
-from llmjax.engine.trace import TRACKS, NoTrace, Trace
+from llmjax.engine.trace import TRACKS, NoTrace, Trace, TraceFile
 from llmjax.errors import ConfigError
 
 SIZES = {
@@ -168,7 +168,7 @@ def test_without_host_memory_nothing_is_weighed(tiny_model, tmp_path):
 def test_the_file_is_whole_after_every_write_and_replaces_what_was_there(tmp_path):
     path = tmp_path / "t.json"
     path.write_text("x" * 10_000)
-    trace = Trace(str(path), "test")
+    trace = Trace(TraceFile(str(path)), "test")
     before = json.loads(path.read_text())
     for tokens in range(1500):
         trace.detokenised(0.0, tokens)
@@ -189,8 +189,8 @@ def test_a_process_that_is_stopped_leaves_a_whole_file(tmp_path, number):
     path = tmp_path / "t.json"
     code = f"""
 import time
-from llmjax.engine.trace import Trace
-trace = Trace({str(path)!r}, "test")
+from llmjax.engine.trace import Trace, TraceFile
+trace = Trace(TraceFile({str(path)!r}), "test")
 print("ready", flush=True)
 while True:
     trace.detokenised(time.perf_counter(), 1)

@@ -183,3 +183,21 @@ def test_nobody_is_overtaken_for_ever(most, seed, monkeypatch):
         overtaking = sum(later.turn < seq.turn for later in sequences[i + 1 :])
         worst = max(worst, overtaking)
     assert worst == most
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_shares_are_those_of_all_engines(shared):
+    """A user whose prefix ties him to one of two engines gets as much as one who has both."""
+    a, b = harness(), harness()
+    if shared:
+        a.scheduler.lives.waiting.share([b.scheduler.lives.waiting])
+    for _ in range(150):
+        add(a, "wide", 20, 4)
+        add(b, "wide", 20, 4)
+        add(a, "tied", 20, 4)
+    for _ in range(200):
+        a.step()
+        b.step()
+    began = [h.sequences[i, 0].request.options.user for h in (a, b) for i in order(h)]
+    tied = began.count("tied") / len(began)
+    assert tied == pytest.approx(1 / 2 if shared else 1 / 4, abs=0.07)

@@ -28,22 +28,36 @@ from targets import Target
 from llmjax_kernels.gpu import compiling_for
 
 
-def make_mesh(target: Target) -> Mesh:
-    """One device that is not there."""
+def make_mesh(target: Target, devices: int = 1) -> Mesh:
+    """Devices of a host that are not there."""
     topology = topologies.get_topology_desc(
-        platform="cuda", target_config=target.config(), topology="1x1x1"
+        platform="cuda", target_config=target.config(), topology=f"1x1x{devices}"
     )
-    return topologies.make_mesh(topology, (1,), ("tensor",))
+    return topologies.make_mesh(topology, (devices,), ("tensor",))
 
 
 def compile_for(
-    target: Target, mesh: Mesh, function: Any, *shapes: Any, donate: tuple[int, ...] = ()
+    target: Target,
+    mesh: Mesh,
+    function: Any,
+    *shapes: Any,
+    donate: tuple[int, ...] = (),
+    out: Any = None,
 ) -> Any:
-    """function(*shapes), compiled; shapes are pytrees of `jax.ShapeDtypeStruct`."""
+    """function(*shapes), compiled.
+
+    Args:
+        shapes: pytrees of `jax.ShapeDtypeStruct`; what has no layout is whole on each device.
+        out: layouts of the results, where XLA is not to choose.
+    """
     whole = NamedSharding(mesh, PartitionSpec())
-    args = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), shapes)
+
+    def placed(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or whole)
+
+    args = jax.tree.map(placed, shapes)
     with _tracing_for(target, mesh), compiling_for(target.gpu):
-        traced = jax.jit(function, donate_argnums=donate).trace(*args)
+        traced = jax.jit(function, donate_argnums=donate, out_shardings=out).trace(*args)
         return traced.lower(lowering_platforms=("cuda",)).compile()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,12 @@ PTXAS = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
 PAGES, PAGE_SIZE, TABLE = 4096, 16, 512
 
 
+class Compiled(Protocol):
+    """What kernels are compiled for."""
+
+    def compile(self, target: Target, mesh: Mesh) -> Any: ...
+
+
 @dataclass(frozen=True)
 class Case:
     """One layer's attention in one bucket (T, S)."""
@@ -38,6 +44,26 @@ class Case:
     kv: str = "bfloat16"
     window: int | None = None
     softcap: float | None = None
+    sinks: bool = False
+
+    def compile(self, target: Target, mesh: Mesh, *, donate: bool = True) -> Any:
+        shape = jax.ShapeDtypeStruct
+        ints = partial(shape, dtype=jnp.int32)
+        T, S, format = self.tokens, self.seqs, KV_FORMATS[self.kv]
+        q = shape((T, self.heads, self.head_dim), self.dtype)
+        k = shape((T, self.kv_heads, self.head_dim), self.dtype)
+        row = (self.kv_heads, format.width(self.head_dim))
+        pages = shape((PAGES, PAGE_SIZE, *row), format.storage)
+
+        def attention(q, k, v, kv, starts, lens, tables, sinks):
+            batch = make_ragged_batch(starts, lens, tables, T, decode_only=T == S)
+            spec = AttentionSpec(self.head_dim**-0.5, self.window, self.softcap)
+            return paged_attention(q, k, v, kv, batch, spec, sinks)
+
+        sinks = shape((self.heads,), self.dtype) if self.sinks else None
+        rest = (ints((S + 1,)), ints((S,)), ints((S, TABLE)), sinks)
+        shapes = (q, k, k, PagedKV(pages, pages, format), *rest)
+        return compile_for(target, mesh, attention, *shapes, donate=(3,) if donate else ())
 
 
 def both(name: str, **options: object) -> dict[str, Case]:
@@ -56,6 +82,7 @@ CASES = {
     **both("head 80, no groups", head_dim=80, heads=8),
     **both("head 96, group 3, float16", head_dim=96, heads=24, dtype="float16", kv="float16"),
     **both("head 256, window, softcap", head_dim=256, heads=16, window=4096, softcap=50.0),
+    **both("head 64, group 8, window, sinks", head_dim=64, heads=64, window=128, sinks=True),
     **both("int8", kv="int8"),
     **both("e4m3", kv="fp8_e4m3"),
     **both("e5m2, head 256", kv="fp8_e5m2", head_dim=256, heads=16),
@@ -92,33 +119,16 @@ class MachineCode:
         )
 
 
-def machine_code(target: Target, mesh: Mesh, case: Case, dumps: Path) -> Iterator[MachineCode]:
+def machine_code(target: Target, mesh: Mesh, case: Compiled, dumps: Path) -> Iterator[MachineCode]:
     """Of the kernels of one case that no earlier case had.
 
     Args:
         dumps: where jax-triton writes what it compiles (JAX_TRITON_DUMP_DIR).
     """
     known = set(dumps.iterdir())
-    compile_case(target, mesh, case)
+    case.compile(target, mesh)
     for folder in sorted(set(dumps.iterdir()) - known):
         yield assemble(target, next(folder.glob("*.ptx")))
-
-
-def compile_case(target: Target, mesh: Mesh, case: Case, *, donate: bool = True) -> Any:
-    shape = jax.ShapeDtypeStruct
-    ints = partial(shape, dtype=jnp.int32)
-    S, format = case.seqs, KV_FORMATS[case.kv]
-    q = shape((case.tokens, case.heads, case.head_dim), case.dtype)
-    k = shape((case.tokens, case.kv_heads, case.head_dim), case.dtype)
-    pages = shape((PAGES, PAGE_SIZE, case.kv_heads, format.width(case.head_dim)), format.storage)
-
-    def attention(q, k, v, kv, starts, lens, tables):
-        batch = make_ragged_batch(starts, lens, tables, case.tokens, decode_only=case.tokens == S)
-        spec = AttentionSpec(case.head_dim**-0.5, case.window, case.softcap)
-        return paged_attention(q, k, v, kv, batch, spec)
-
-    shapes = (q, k, k, PagedKV(pages, pages, format), ints((S + 1,)), ints((S,)), ints((S, TABLE)))
-    return compile_for(target, mesh, attention, *shapes, donate=(3,) if donate else ())
 
 
 def assemble(target: Target, ptx: Path) -> MachineCode:

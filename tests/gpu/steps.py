@@ -1,64 +1,127 @@
-"""Whole steps of Llama 3 8B, compiled as an engine does; the weights are shapes only."""
+"""Whole steps of Llama 3, compiled as an engine does; the weights are shapes only."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from aot import compile_for
+from aot import compile_for, make_mesh
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jaxlib import _jax
 from targets import Target
 
 from llmjax.cache.layout import KVLayout
-from llmjax.engine.batch import packed_size
+from llmjax.engine.batch import packed_size, rows_size
 from llmjax.engine.buckets import Bucket
-from llmjax.engine.step import flatten_once, make_state, make_step
+from llmjax.engine.step import (
+    DeviceState,
+    StepOutput,
+    flatten_once,
+    logits_of,
+    make_sampler,
+    make_state,
+    make_step,
+    shardings_of,
+    whole_of,
+)
 from llmjax.models import Decoder, DecoderConfig
 from llmjax.models.config import RopeConfig
-from llmjax.simulate.shapes import SHAPES
+from llmjax.parallel.rules import KV_PAGES, parameter_sharding
+from llmjax.sampling import mask_words
+from llmjax.simulate.shapes import SHAPES, ModelShape
 from llmjax_kernels.kv_format import KV_FORMATS
+from llmjax_kernels.quant_matmul import FORMATS, weight_shapes
 
-SHAPE = SHAPES["llama-3-8b"]
-CONFIG = DecoderConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=SHAPE.vocab_size,
-    hidden_size=SHAPE.hidden_size,
-    num_layers=SHAPE.num_layers,
-    num_heads=SHAPE.num_heads,
-    num_kv_heads=SHAPE.num_kv_heads,
-    head_dim=SHAPE.head_dim,
-    mlp_size=SHAPE.mlp_size,
-    max_position=SHAPE.max_position,
-    norm_eps=1e-5,
-    windows=SHAPE.windows,
-    ropes=(RopeConfig(5e5, SHAPE.head_dim),) * SHAPE.num_layers,
-    attention_scale=SHAPE.head_dim**-0.5,
-)
-PAGE_SIZE, NUM_PAGES, SLOTS = 16, 20_000, 256
-STEPS = {"decode": Bucket(32, 32, 512), "prefill": Bucket(2048, 8, 512)}
+PAGE_SIZE, SLOTS = 16, 256
+NUM_LAYERS = 4
+"""All layers are one: what is counted of four of them, divided, is what each adds. Bytes of
+temporaries do not grow with layers, which reuse them."""
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """A step of a model over some devices of one host."""
+
+    model: str
+    devices: int
+    bucket: Bucket
+    quantization: str | None = None
+    num_pages: int = 20_000
+
+    @property
+    def shape(self) -> ModelShape:
+        return replace(SHAPES[self.model], num_layers=NUM_LAYERS, windows=())
+
+    @property
+    def config(self) -> DecoderConfig:
+        shape = self.shape
+        return DecoderConfig(
+            architecture="LlamaForCausalLM",
+            vocab_size=shape.vocab_size,
+            hidden_size=shape.hidden_size,
+            num_layers=shape.num_layers,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            mlp_size=shape.mlp_size,
+            max_position=shape.max_position,
+            norm_eps=1e-5,
+            windows=shape.windows,
+            ropes=(RopeConfig(5e5, shape.head_dim),) * shape.num_layers,
+            attention_scale=shape.head_dim**-0.5,
+        )
+
+    @property
+    def least_weights(self) -> int:
+        """Bytes of the weights that a step must read on a device."""
+        matrices, head = self.shape.matrix_params, self.shape.head_params
+        if self.quantization is None:
+            return 2 * (matrices + head) // self.devices
+        bits = {"int4": 4 + 2 * 16 / 32, "int8": 8 + 16 / 32}
+        return int(matrices * bits[self.quantization] + head * bits["int8"]) // 8
+
+    @property
+    def num_products(self) -> int:
+        """Matrix products that are launches of Triton kernels."""
+        return 7 * self.shape.num_layers + 1 if self.quantization else 0
+
+
+STEPS = {
+    "8B, decode": StepCase("llama-3-8b", 1, Bucket(32, 32, 512)),
+    "8B, prefill": StepCase("llama-3-8b", 1, Bucket(2048, 8, 512)),
+    "8B, int4 decode": StepCase("llama-3-8b", 1, Bucket(32, 32, 512), "int4"),
+    "8B, int4 prefill": StepCase("llama-3-8b", 1, Bucket(2048, 8, 512), "int4"),
+    "70B on 8, decode": StepCase("llama-3-70b", 8, Bucket(64, 64, 512)),
+    "70B on 8, prefill": StepCase("llama-3-70b", 8, Bucket(2048, 8, 512)),
+}
 INSTRUCTION = re.compile(r"\s*(?:ROOT )?%([\w.\-]+) = (.*?) ([\w\-]+)\((.*?)\)(.*)")
 ARRAY = re.compile(r"\b(pred|[suf]\d+|bf16)\[([\d,]*)\]")
 MOVES_NOTHING = {"parameter", "tuple", "get-tuple-element", "bitcast", "constant"}
 
 
+COLLECTIVE = re.compile(r"= (.*?) (all-[\w]+|reduce-scatter|collective-[\w]+)(?:-start)?\(")
+
+
 @dataclass(frozen=True)
 class CompiledStep:
-    """Attributes:
-    state: bytes of what outlives a step: all pages, and what sequences remember.
-    aliased: bytes of results that take the place of arguments.
-    copies: of a layer's pages, in the program.
-    temporaries: bytes.
-    weights: bytes of weights that are read, however often.
-    between: bytes that pass from one operation to the next, written and read.
-    operations: of all but attention.
-    launches: of Triton kernels.
+    """Of one device.
+
+    Attributes:
+        state: bytes of what outlives a step: all pages, and what sequences remember.
+        aliased: bytes of results that take the place of arguments.
+        copies: of a layer's pages, in the program.
+        temporaries: bytes.
+        weights: bytes of weights that are read, however often.
+        between: bytes that pass from one operation to the next, written and read.
+        operations: of all but attention.
+        launches: of Triton kernels.
+        collectives: the kind and the bytes of each.
     """
 
     state: int
@@ -69,34 +132,96 @@ class CompiledStep:
     between: int
     operations: float
     launches: int
+    collectives: list[tuple[str, int]]
 
 
-def compile_step(
-    target: Target, mesh: Mesh, bucket: Bucket, *, donate: tuple[int, ...] = (1,)
-) -> CompiledStep:
-    model = nnx.eval_shape(lambda: Decoder(CONFIG, jnp.bfloat16))
-    graphdef, arrays = nnx.split(model)
+def compile_step(target: Target, case: StepCase) -> CompiledStep:
+    """The model's part of a step, compiled as `StepPrograms` does."""
+    config, devices = case.config, make_mesh(target, case.devices)
+    mesh = devices if case.devices > 1 else None
+    graphdef, arrays = nnx.split(nnx.eval_shape(lambda: Decoder(config, jnp.bfloat16)))
+    if case.quantization:
+        arrays = quantised(arrays, case.quantization)
+    if mesh is not None:
+        arrays = laid_out(arrays, mesh)
     weights, tree = flatten_once(arrays)
-    layout = KVLayout.of(CONFIG.windows, block_size=PAGE_SIZE, max_model_len=CONFIG.max_position)
-    format = KV_FORMATS["bfloat16"]
-    sizes = (layout, NUM_PAGES, SLOTS, CONFIG.max_position)
-    state = jax.eval_shape(partial(make_state, CONFIG, *sizes, format, False))
-    step = make_step(graphdef, tree, layout, bucket, False)
-    packed = jax.ShapeDtypeStruct((packed_size(bucket, layout.num_groups),), jnp.int32)
-    compiled = compile_for(target, mesh, step, weights, state, packed, donate=donate)
+    layout = KVLayout.of(config.windows, block_size=PAGE_SIZE, max_model_len=config.max_position)
+    state = make_state_shapes(config, layout, case.num_pages, mesh)
+    step = make_step(graphdef, tree, layout, case.bucket, False, mesh)
+    size = packed_size(case.bucket, layout.num_groups)
+    packed = jax.ShapeDtypeStruct((size,), jnp.int32)
+    out = None
+    if mesh is not None:
+        outputs = StepOutput(logits_of(mesh, config.vocab_size), whole_of(mesh))
+        out = (shardings_of(state), outputs)
+    compiled = compile_for(target, devices, step, weights, state, packed, donate=(1,), out=out)
     return measure(compiled, state)
 
 
-def measure(compiled: Any, state: Any) -> CompiledStep:
+def quantised(state: nnx.State, quantization: str) -> nnx.State:
+    """With the weights that `--quantization` makes."""
+
+    def of(path: tuple, leaf: Any) -> Any:
+        if len(leaf.shape) != 2:
+            return leaf
+        name = "int8" if path[0] == "head" else quantization
+        return leaf.replace(weight_shapes(*leaf.shape, FORMATS[name]))
+
+    flat = nnx.to_flat_state(state)
+    return nnx.from_flat_state([(path, of(path, leaf)) for path, leaf in flat])
+
+
+def compile_sampler(target: Target, case: StepCase) -> list[tuple[str, int]]:
+    """The kind and bytes of each collective of the sampler."""
+    S, V, mesh = case.bucket.seqs, case.config.vocab_size, make_mesh(target, case.devices)
+    layout = KVLayout.of(case.config.windows, block_size=PAGE_SIZE, max_model_len=8192)
+    state = make_state_shapes(case.config, layout, 1, mesh)
+    logits = jax.ShapeDtypeStruct((S, V), jnp.float32, sharding=logits_of(mesh, V))
+    rows = jax.ShapeDtypeStruct((rows_size(S),), jnp.int32)
+    masks = jax.ShapeDtypeStruct((S, mask_words(V)), jnp.int32)
+    shapes = (state.history, state.bias, logits, rows, masks)
+    sampler = make_sampler(S, 20, mesh)
+    compiled = compile_for(target, mesh, sampler, *shapes, donate=(0,), out=whole_of(mesh))
+    return collectives(compiled.as_text())
+
+
+def laid_out(arrays: nnx.State, mesh: Mesh) -> nnx.State:
+    """Shapes of parameters, with their places."""
+    flat = []
+    for keys, leaf in nnx.to_flat_state(arrays):
+        sharding = parameter_sharding(".".join(map(str, keys)), leaf.shape, mesh)
+        shape = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        flat.append((keys, leaf.replace(shape)))
+    return nnx.from_flat_state(flat)
+
+
+def make_state_shapes(
+    config: DecoderConfig, layout: KVLayout, num_pages: int, mesh: Mesh | None
+) -> DeviceState:
+    sizes = (layout, num_pages, SLOTS, config.max_position)
+    state = jax.eval_shape(partial(make_state, config, *sizes, KV_FORMATS["bfloat16"], False))
+    if mesh is None:
+        return state
+    pages, whole = NamedSharding(mesh, KV_PAGES), whole_of(mesh)
+
+    def placed(tree: Any, sharding: NamedSharding | None) -> Any:
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
+        )
+
+    return replace(placed(state, whole), pages=placed(state.pages, pages))
+
+
+def measure(compiled: Any, state: DeviceState) -> CompiledStep:
     text = compiled.as_text()
-    pages = state.pages[0].k
-    shape = ",".join(map(str, pages.shape))
+    pages = bytes_of_one(state.pages[0].k)[0]
+    shape = ",".join(map(str, pages))
     memory = compiled.memory_analysis()
-    weights, between = moved_bytes(text[text.index("\nENTRY") :])
+    weights, between = moved_bytes(text)
     module = compiled.runtime_executable().hlo_modules()[0]
     cost = _jax.hlo_module_cost_analysis(jax.devices("cpu")[0].client, module)
     return CompiledStep(
-        state=sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)),
+        state=sum(bytes_of_one(x)[1] for x in jax.tree.leaves(state)),
         aliased=memory.alias_size_in_bytes,
         copies=len(re.findall(rf"= \w+\[{shape}\]\S* copy\(", text)),
         temporaries=memory.temp_size_in_bytes,
@@ -104,32 +229,68 @@ def measure(compiled: Any, state: Any) -> CompiledStep:
         between=between,
         operations=cost["flops"],
         launches=text.count('custom_call_target="triton_kernel_call"'),
+        collectives=collectives(text),
     )
 
 
-def moved_bytes(entry: str) -> tuple[int, int]:
+def bytes_of_one(x: jax.ShapeDtypeStruct) -> tuple[tuple[int, ...], int]:
+    """Shape and bytes of what one device has."""
+    shape = x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
+    return shape, prod(shape) * x.dtype.itemsize
+
+
+def collectives(text: str) -> list[tuple[str, int]]:
+    return [(kind, array_bytes(shape)) for shape, kind in COLLECTIVE.findall(text)]
+
+
+def moved_bytes(text: str) -> tuple[int, int]:
     """Bytes of weights that the instructions of a program's entry read, and of all that lies
     between two instructions; without the pages, of which attention reads what is needed, and
     without tables from which rows are picked."""
     sizes: dict[str, int] = {}
     origin: dict[str, str] = {}
+    tables = picked_from(text)
     weights = between = 0
-    for line in entry.splitlines():
+    for line in text[text.index("\nENTRY") :].splitlines():
         if not (match := INSTRUCTION.match(line)):
             continue
         name, shape, kind, arguments, rest = match.groups()
         operands = re.findall(r"%([\w.\-]+)", arguments)
         sizes[name] = array_bytes(shape)
         origin[name] = origin[operands[0]] if kind == "bitcast" else name
-        if kind in MOVES_NOTHING or "triton_kernel_call" in rest:
+        if kind == "parameter":  # of a program for several devices it has lost its name
+            origin[name] = re.search(r'op_name="([^"]*)"', rest)[1]
+        if kind in MOVES_NOTHING:
             continue
-        between += sizes[name]
-        for operand in operands:
+        is_triton = "triton_kernel_call" in rest
+        between += 0 if is_triton else sizes[name]
+        called = tables.get("".join(re.findall(r"calls=%([\w.\-]+)", rest)), set())
+        for place, operand in enumerate(operands):
             if origin[operand].startswith("weights"):
-                weights += 0 if "gather" in name else sizes[operand]
-            elif not origin[operand].startswith("state"):
+                weights += 0 if place in called else sizes[operand]
+            elif not (is_triton or origin[operand].startswith("state")):
                 between += sizes[operand]
     return weights, between
+
+
+def picked_from(text: str) -> dict[str, set[int]]:
+    """Parameters of each computation of which only rows are picked, by its name."""
+    found: dict[str, set[int]] = {}
+    for block in text.split("\n\n"):
+        title = re.search(r"^%([\w.\-]+) \(", block, re.MULTILINE)
+        if title is None:
+            continue
+        parameters: dict[str, int] = {}
+        rows, whole = set(), set()
+        for name, _, kind, arguments, _ in map(re.Match.groups, INSTRUCTION.finditer(block)):
+            if kind == "parameter":
+                parameters[name] = int(arguments)
+            operands = re.findall(r"%([\w.\-]+)", arguments)
+            picked = operands[:1] if kind == "gather" else []
+            rows |= {*picked}
+            whole |= {*operands[len(picked) :]}
+        found[title[1]] = {parameters[x] for x in rows - whole if x in parameters}
+    return found
 
 
 def array_bytes(shape: str) -> int:

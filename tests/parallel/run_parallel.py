@@ -12,8 +12,16 @@ import jax
 
 from llmjax import LLM, SamplingParams
 
-model, sizes, options, prompts = sys.argv[1], *map(json.loads, sys.argv[2:])
-params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
+model, sizes, options, prompts = map(json.loads, sys.argv[1:])
+WAYS = [
+    {"temperature": 0},
+    {"temperature": 0, "repetition_penalty": 1.3, "logit_bias": {200: 4.0, 7: -100.0}},
+    {"temperature": 1.0, "seed": 1, "top_k": 5},
+    {"temperature": 1.0, "seed": 2, "top_p": 0.6, "prompt_logprobs": 2},
+    {"temperature": 0.8, "seed": 3, "top_k": 100, "frequency_penalty": 0.4},
+    {"temperature": 1.3, "seed": 4, "min_p": 0.1},
+]
+params = [SamplingParams(max_tokens=12, ignore_eos=True, logprobs=1, **way) for way in WAYS]
 
 
 def run(size: int) -> dict:
@@ -21,7 +29,7 @@ def run(size: int) -> dict:
         outputs = llm.generate(prompts, params, use_tqdm=False)
         engine = llm.engine
         engine.scheduler.check_balance()
-        program = engine.runner.programs[engine.buckets.ready[0]]
+        program = engine.runner.programs[engine.buckets.ready[0]].step
         pages = jax.tree.leaves(engine.runner._state.pages)
         choices = [output.outputs[0] for output in outputs]
         return {
@@ -37,6 +45,15 @@ def run(size: int) -> dict:
             "weights": engine.model.weight_bytes,
             "weights_of_one": engine.model.device_bytes,
             "aliased": program.memory_analysis().alias_size_in_bytes,
+            "prompt_logprobs": [
+                [
+                    [of[t].logprob, of[t].rank]
+                    for t, of in zip(o.prompt_token_ids, o.prompt_logprobs, strict=True)
+                    if of is not None
+                ]
+                for o in outputs
+                if o.prompt_logprobs
+            ],
             "all_reduces": program.as_text().count(" all-reduce("),
             "all_gathers": program.as_text().count(" all-gather("),
         }

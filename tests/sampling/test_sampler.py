@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from reference import (
     no_masks,
 )
 
-from llmjax.sampling import BiasTable, SamplingRows, sample
+from llmjax.sampling import BiasTable, SampledTokens, SamplingRows, sample
 from llmjax.sampling.rows import at_once
 
 run = jax.jit(sample, static_argnames="max_logprobs")
@@ -153,6 +155,28 @@ def test_all_rows_at_once_gives_the_same(monkeypatch):
         monkeypatch.setattr(f"llmjax.sampling.{module}.map_rows", at_once)
     together = jax.jit(lambda *args: sample(*args, max_logprobs=6))(*batch)
     np.testing.assert_array_equal(together.token_ids, one_by_one.token_ids)
+
+
+def test_devices_that_share_a_vocabulary_choose_as_one():
+    """Three, whose tokens begin amid the lanes that sums are made of; the last is no token."""
+    S, V, devices = 48, 257, 3
+    logits, *rest = mixed_batch(S, V)
+    one = run(logits, *rest, max_logprobs=6)
+    logits = np.pad(logits, ((0, 0), (0, 1)), constant_values=-np.inf)
+
+    @jax.jit
+    def share(parts, *rest):
+        choose = partial(sample, max_logprobs=6, axis="tensor")
+        return jax.vmap(choose, (0, *[None] * len(rest)), axis_name="tensor")(parts, *rest)
+
+    found = share(logits.reshape(S, devices, -1).swapaxes(0, 1), *rest)
+    asks = rest[0].num_logprobs
+    for device in range(devices):
+        of = SampledTokens(*(field[device] for field in found))
+        np.testing.assert_array_equal(of.token_ids, one.token_ids)
+        np.testing.assert_array_equal(of.rank[asks >= 0], one.rank[asks >= 0])
+        np.testing.assert_allclose(of.logprob[asks >= 0], one.logprob[asks >= 0], rtol=1e-5)
+        np.testing.assert_array_equal(of.top_ids[asks > 0], one.top_ids[asks > 0])
 
 
 def test_greedy_takes_the_first_of_the_best():

@@ -338,7 +338,8 @@ async def test_metrics():
         response = await client.get("/metrics")
         assert response.headers["Content-Type"].startswith("text/plain; version=")
         text = await response.text()
-    label = f'{{model_name="{MODEL}"}}'
+    label = f'{{engine="0",model_name="{MODEL}"}}'
+    stopped = label.replace(",", ',finished_reason="stop",')
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     expected = {
         f"llmjax:num_requests_running{label}": 0,
@@ -364,7 +365,7 @@ async def test_metrics():
         f"llmjax:num_preemptions_total{label}": 5,
         f"llmjax:prompt_tokens_total{label}": 3,
         f"llmjax:generation_tokens_total{label}": 10,
-        f'llmjax:request_success_total{{finished_reason="stop",model_name="{MODEL}"}}': 2,
+        f"llmjax:request_success_total{stopped}": 2,
         f"llmjax:time_to_first_token_seconds_count{label}": 1,
         f"llmjax:inter_token_latency_seconds_count{label}": 1,
         f"llmjax:request_time_per_output_token_seconds_count{label}": 1,

@@ -11,10 +11,11 @@ from llmjax.config import EngineConfig
 from llmjax.engine import async_engine
 from llmjax.engine.async_engine import AsyncEngine
 from llmjax.errors import EngineDeadError, ShutdownError
+from llmjax.metrics import Metrics
 from llmjax_serving.config import ServerConfig
 
 from .browser import PROGRAM, browser
-from .double import EngineDouble, client_of, run_async, until
+from .double import MODEL, EngineDouble, client_of, run_async, until
 
 in_browser = pytest.mark.skipif(PROGRAM is None, reason="no Chromium is installed here")
 KEY = ServerConfig(api_key=("s3cret",))
@@ -57,6 +58,20 @@ async def test_many_who_look_cost_no_more_than_one(monkeypatch):
         now[0] += 0.2
         await client.get("/dashboard/state")
         assert engine.snapshots == 2
+
+
+@run_async
+async def test_one_engine_of_several_is_shown():
+    config = EngineConfig.of("some/path", data_parallel_size=2)
+    async with client_of(EngineDouble(config=config)) as client:
+        for asked, number in ((None, 0), ("0", 0), ("1", 1)):
+            params = {} if asked is None else {"engine": asked}
+            told = await (await client.get("/dashboard/state", params=params)).json()
+            assert (told["engine"], told["engines"]) == (number, 2)
+        for asked in ("2", "-1", "", "x", "9" * 5000):
+            answer = await client.get("/dashboard/state", params={"engine": asked})
+            assert answer.status == 400
+            assert "allowed: 0 to 1" in (await answer.json())["error"]["message"]
 
 
 @pytest.fixture
@@ -177,6 +192,24 @@ async def test_the_page_asks_for_the_key_and_draws_the_engine(tmp_path):
         assert not tab.complaints
         origin = str(client.make_url("/"))
         assert {url for url in tab.asked if not url.startswith((origin, "data:"))} == set()
+
+
+@in_browser
+@run_async
+async def test_the_head_of_the_page_chooses_the_engine(tmp_path):
+    config = EngineConfig.of("some/path", data_parallel_size=2)
+    engine = EngineDouble(config=config)
+    Metrics(MODEL, 1, engine.metrics)
+    async with client_of(engine) as client, browser(tmp_path) as tab:
+        await tab.open(str(client.make_url("/dashboard")), width=1200, height=900)
+        await tab.until("document.getElementById('engine').options.length == 2")
+        assert not await tab.value("document.getElementById('engine').hidden")
+        assert await tab.value("shown.engine") == 0
+        select = "const select = document.getElementById('engine'); select.value = '1';"
+        await tab.value(f"(() => {{ {select} select.dispatchEvent(new Event('change')); }})()")
+        await tab.until("shown && shown.engine == 1")
+        assert await tab.value("document.getElementById('engine').value") == "1"
+        assert not tab.complaints
 
 
 COLOURS = """(() => {

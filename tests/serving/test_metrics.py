@@ -74,7 +74,7 @@ async def test_the_alias_tells_the_same_again():
     theirs = {name: value for name, value in told.items() if name.startswith("vllm:")}
     assert theirs == {name.replace("llmjax:", "vllm:", 1): value for name, value in ours.items()}
     assert len(told) == len({*told}) and "process_resident_memory_bytes" in told
-    assert 'vllm:num_requests_running{model_name="llmjax:x"}' in theirs
+    assert 'vllm:num_requests_running{engine="0",model_name="llmjax:x"}' in theirs
     for kind in ("HELP", "TYPE"):
         assert text.count(f"# {kind} vllm:") == text.count(f"# {kind} llmjax:") > 20
 
@@ -123,7 +123,7 @@ def test_a_real_engine_counts_what_it_did(tiny_model):
         told, line, silent = asyncio.run(load())
     finally:
         engine.close()
-    value = lambda name: told[f'llmjax:{name}{{model_name="tiny"}}']  # noqa: E731
+    value = lambda name: told[f'llmjax:{name}{{engine="0",model_name="tiny"}}']  # noqa: E731
     stats = engine.stats()
     assert value("prompt_tokens_total") == 9 * 30
     assert value("generation_tokens_total") == 9 * 20

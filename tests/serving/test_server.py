@@ -183,3 +183,12 @@ async def test_a_second_signal_aborts(caplog):
         assert await task == 1
         assert engine.stopped
     assert "requests cut off: 3" in caplog.messages
+
+
+@run_async
+async def test_a_dead_engine_ends_the_server():
+    engine = EngineDouble(dead="the engine has stopped: out of memory")
+    async with running(lambda: engine) as (_, ready, task, _):
+        await ready.wait()
+        engine.ended.set()
+        assert await task == 1

@@ -42,7 +42,9 @@ async def test_a_client_that_leaves_stops_its_request(url, body, stream, caplog)
         await until(lambda: not client.state.active)
         text = await (await client.get("/metrics")).text()
         choices = expected * body.get("n", 1)
-        aborted = 'llmjax:request_success_total{finished_reason="abort",model_name="double"}'
+        aborted = (
+            'llmjax:request_success_total{engine="0",finished_reason="abort",model_name="double"}'
+        )
         assert f"{aborted} {float(choices)}" in text.splitlines()
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 

@@ -24,7 +24,12 @@ class AttentionSpec(NamedTuple):
 
 
 class AttentionArgs(NamedTuple):
-    """The arguments of `paged_attention`."""
+    """The arguments of `paged_attention`.
+
+    Attributes:
+        sinks: of each query head, the score of a key that every token sees besides and whose
+            value is zero (gpt-oss; not scaled, not capped).
+    """
 
     q: Float[Array, "T N H"]
     k: Float[Array, "T K H"]
@@ -32,3 +37,4 @@ class AttentionArgs(NamedTuple):
     kv: PagedKV
     batch: RaggedBatch
     spec: AttentionSpec
+    sinks: Float[Array, " N"] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxtyping import Array, Float
 
 from ..layout import PagedKV, RaggedBatch
+from ..triton_call import available
 from . import jax_triton, reference
 from .args import AttentionArgs, AttentionSpec
 
@@ -14,7 +15,7 @@ BACKENDS = (jax_triton, reference)
 
 def serving() -> str:
     """What computes a step here, for people."""
-    return "Triton attention, XLA" if jax_triton.available() else "XLA"
+    return "Triton attention, XLA" if available() else "XLA"
 
 
 def paged_attention(
@@ -24,15 +25,19 @@ def paged_attention(
     kv: PagedKV,
     batch: RaggedBatch,
     spec: AttentionSpec,
+    sinks: Float[Array, " N"] | None = None,
 ) -> tuple[Float[Array, "T N H"], PagedKV]:
     """Writes the step's keys and values into their pages, then attends to all before.
 
     Scores and sums are float32. Padding tokens write nothing; what their rows of the
     result hold is finite and unspecified.
 
+    Args:
+        sinks: see `AttentionArgs`. The native CPU kernels, which compute whole layers, have none.
+
     Returns:
         The attention output, in q's dtype, and the updated pages.
     """
-    args = AttentionArgs(q, k, v, kv, batch, spec)
+    args = AttentionArgs(q, k, v, kv, batch, spec, sinks)
     backend = next(backend for backend in BACKENDS if backend.supports(args))
     return backend.run(args)

@@ -6,11 +6,7 @@ where the keys of a tile were shared among programs their parts are put together
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-import logging
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -19,17 +15,12 @@ import jax.numpy as jnp
 from jax import ShapeDtypeStruct
 from jaxtyping import Array, Float
 
-from ..choice import wanted
 from ..gpu import Gpu, target
 from ..kv_format import SCALE_BYTES
 from ..layout import PagedKV
+from ..triton_call import HOPPER, available, launch, power_of_two
 from .args import AttentionArgs
 
-log = logging.getLogger(__name__)
-
-OLDEST = 80
-"""Compute capability of an A100: the first with bfloat16 and asynchronous copies."""
-HOPPER = 90
 WIDEST = 256
 """Channels of a head."""
 LEAST_KEYS = 128
@@ -61,13 +52,6 @@ class Shape(NamedTuple):
     splits: int
 
 
-def available() -> bool:
-    """Whether this is an NVIDIA GPU from A100 on, jax-triton is installed, and not forbidden."""
-    gpu = target()
-    capable = gpu is not None and gpu.compute_capability >= OLDEST
-    return capable and wanted() != "xla" and _installed()
-
-
 def supports(args: AttentionArgs) -> bool:
     """Heads that fit a program's registers, and rows in pages that it can address."""
     if not available():
@@ -78,17 +62,6 @@ def supports(args: AttentionArgs) -> bool:
     return q.shape[2] <= WIDEST and aligned and fits and q.dtype.itemsize <= 4
 
 
-@functools.cache
-def _installed() -> bool:
-    missing = [name for name in ("jax_triton", "triton") if not importlib.util.find_spec(name)]
-    if missing:
-        log.warning(
-            "attention runs in plain XLA, not in Triton: %s not installed (the extra `gpu`)",
-            " and ".join(missing),
-        )
-    return not missing
-
-
 def run(args: AttentionArgs) -> tuple[Float[Array, "T N H"], PagedKV]:
     from . import triton_kernels as kernels
 
@@ -96,39 +69,6 @@ def run(args: AttentionArgs) -> tuple[Float[Array, "T N H"], PagedKV]:
     assert gpu is not None  # supports() has said so
     kv = _write(kernels, gpu, args)
     return _attend(kernels, gpu, args._replace(kv=kv)), kv
-
-
-def launch(
-    kernel: Any,
-    grid: tuple[int, ...],
-    inputs: Sequence[Array | int],
-    outputs: Sequence[ShapeDtypeStruct],
-    aliases: Mapping[int, int],
-    *,
-    gpu: Gpu,
-    warps: int = 4,
-    stages: int = 1,
-    **constants: Any,
-) -> Sequence[Array]:
-    """One launch of a Triton kernel; the tests put Triton's interpreter in its place.
-
-    Args:
-        aliases: outputs by the inputs whose memory they take.
-        constants: the kernel's `tl.constexpr` parameters.
-    """
-    import jax_triton
-
-    return jax_triton.triton_call(
-        *inputs,
-        kernel=kernel,
-        out_shape=outputs,
-        grid=grid,
-        input_output_aliases=dict(aliases),
-        num_warps=warps,
-        num_stages=stages,
-        compute_capability=gpu.compute_capability,
-        **constants,
-    )
 
 
 def _write(kernels: ModuleType, gpu: Gpu, args: AttentionArgs) -> PagedKV:
@@ -154,7 +94,7 @@ def _write(kernels: ModuleType, gpu: Gpu, args: AttentionArgs) -> PagedKV:
         [ShapeDtypeStruct(x.shape, x.dtype) for x in (kv.k, kv.v)],
         {6: 0, 7: 1},
         gpu=gpu,
-        HEADS=_power(K),
+        HEADS=power_of_two(K),
         MOST=kv.format.most,
         **_rows(kernels, args),
     )
@@ -169,7 +109,9 @@ def _attend(kernels: ModuleType, gpu: Gpu, args: AttentionArgs) -> Float[Array, 
     shape = choose_shape(args, gpu)
     split = shape.splits > 1
     tiles = S if batch.decode_only else T // shape.tile + S + 1
-    inputs = (q, kv.k, kv.v, batch.query_starts, batch.kv_lens, batch.block_tables, T, S, P)
+    sinks = jnp.zeros(1, jnp.float32) if args.sinks is None else args.sinks.astype(jnp.float32)
+    tables = (batch.query_starts, batch.kv_lens, batch.block_tables)
+    inputs = (q, kv.k, kv.v, *tables, sinks, T, S, P)
     result = ShapeDtypeStruct(q.shape, q.dtype)
     parts = (T, N, shape.splits)
     sums = ShapeDtypeStruct(parts if split else (1,), jnp.float32)
@@ -195,6 +137,7 @@ def _attend(kernels: ModuleType, gpu: Gpu, args: AttentionArgs) -> Float[Array, 
         SCALE=scale,
         CAP=cap,
         WINDOW=spec.window or 0,
+        SINKS=args.sinks is not None,
         **_types(kernels, args),
         **_rows(kernels, args),
     )
@@ -203,13 +146,15 @@ def _attend(kernels: ModuleType, gpu: Gpu, args: AttentionArgs) -> Float[Array, 
     return launch(
         kernels.combine,
         (T * N,),
-        (out, largest, total, shape.splits),
+        (out, largest, total, sinks, shape.splits),
         [result],
         {},
         gpu=gpu,
-        SPLITS=_power(shape.splits),
+        SPLITS=power_of_two(shape.splits),
+        HEADS=N,
         H=H,
         WIDTH=_width(H),
+        SINKS=args.sinks is not None,
     )[0]
 
 
@@ -228,9 +173,9 @@ def choose_shape(args: AttentionArgs, gpu: Gpu) -> Shape:
     # An A100's matrix units take operands from registers, of which there are too few for more.
     most = 16384 if hopper or not scaled else 8192
     if not (decode_only or exact):
-        rows = min(128, most // max(width, 128), _power(T * group))
+        rows = min(128, most // max(width, 128), power_of_two(T * group))
         keys = keys if hopper else keys // 2
-    rows = max(rows, 16, _power(group))
+    rows = max(rows, 16, power_of_two(group))
     tile = 1 if decode_only else rows // group
     tiles = S if decode_only else T // tile + S + 1
     splits = -(-FILL * gpu.multiprocessors // (tiles * K))
@@ -274,9 +219,4 @@ def _rows(kernels: ModuleType, args: AttentionArgs) -> dict[str, Any]:
 
 def _width(head_dim: int) -> int:
     """Channels that a program computes: a power of two, and what a matrix unit takes."""
-    return max(16, _power(head_dim))
-
-
-def _power(n: int) -> int:
-    """The smallest power of two that is no less."""
-    return 1 << (n - 1).bit_length()
+    return max(16, power_of_two(head_dim))

@@ -28,18 +28,18 @@ def supports(args: AttentionArgs) -> bool:
 
 
 def run(args: AttentionArgs) -> tuple[Float[Array, "T N H"], PagedKV]:
-    q, k, v, kv, batch, spec = args
+    q, k, v, kv, batch, spec, sinks = args
     kv = write_kv(k, v, kv, batch)
     tokens = q.shape[0]
     if batch.decode_only:
         rows = batch.kv_lens
         out = _attend(
-            q[:, None], (rows - 1)[:, None], batch.block_tables, kv, spec, rows > 0, BLOCK
+            q[:, None], (rows - 1)[:, None], batch.block_tables, kv, spec, sinks, rows > 0, BLOCK
         )
         return out[:, 0].astype(q.dtype), kv
     out = jnp.zeros((tokens + TILE, *q.shape[1:]), jnp.float32)
-    out = _attend_single_tokens(q, out, kv, batch, spec)
-    out = _attend_tiles(q, out, kv, batch, spec)
+    out = _attend_single_tokens(q, out, kv, batch, spec, sinks)
+    out = _attend_tiles(q, out, kv, batch, spec, sinks)
     return out[:tokens].astype(q.dtype), kv
 
 
@@ -59,7 +59,7 @@ def write_kv(
     )
 
 
-def _attend_single_tokens(q, out, kv, batch, spec):
+def _attend_single_tokens(q, out, kv, batch, spec, sinks):
     starts = batch.query_starts[:-1]
     single = batch.query_starts[1:] - starts == 1
 
@@ -70,6 +70,7 @@ def _attend_single_tokens(q, out, kv, batch, spec):
             batch.block_tables,
             kv,
             spec,
+            sinks,
             single,
             BLOCK,
         )
@@ -78,7 +79,7 @@ def _attend_single_tokens(q, out, kv, batch, spec):
     return lax.cond(jnp.any(single), compute, lambda out: out, out)
 
 
-def _attend_tiles(q, out, kv, batch, spec):
+def _attend_tiles(q, out, kv, batch, spec, sinks):
     query_lens = batch.query_starts[1:] - batch.query_starts[:-1]
     tiles_of_seq = jnp.where(query_lens > 1, -(-query_lens // TILE), 0)
     tile_ends = jnp.cumsum(tiles_of_seq)
@@ -100,6 +101,7 @@ def _attend_tiles(q, out, kv, batch, spec):
             lax.dynamic_slice_in_dim(batch.block_tables, seq, 1),
             kv,
             spec,
+            sinks,
             jnp.ones(1, bool),
             4 * BLOCK,
         )[0]
@@ -116,6 +118,7 @@ def _attend(
     block_tables: Int[Array, "B P"],
     kv: PagedKV,
     spec: AttentionSpec,
+    sinks: Float[Array, " N"] | None,
     active: Array,
     block: int,
 ) -> Float[Array, "B Q N H"]:
@@ -173,6 +176,11 @@ def _attend(
         jnp.full(heads, _MASKED, jnp.float32),
         jnp.zeros(heads, jnp.float32),
     )
-    acc, _, total = lax.fori_loop(0, num_blocks, one_block, carry)
+    acc, largest, total = lax.fori_loop(0, num_blocks, one_block, carry)
+    if sinks is not None:
+        sink = sinks.astype(jnp.float32).reshape(K, N // K, 1)
+        new_largest = jnp.maximum(largest, sink)
+        shrink = jnp.exp(largest - new_largest)
+        acc, total = acc * shrink[..., None], total * shrink + jnp.exp(sink - new_largest)
     out = acc / jnp.maximum(total, 1e-30)[..., None]
     return jnp.moveaxis(out, 3, 1).reshape(B, Q, N, H)

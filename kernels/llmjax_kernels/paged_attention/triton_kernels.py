@@ -17,6 +17,7 @@ FLOAT = tl.constexpr(0)
 INT8 = tl.constexpr(1)
 E4M3 = tl.constexpr(2)
 E5M2 = tl.constexpr(3)
+LOG2E = tl.constexpr(1.4426950408889634)
 NOTHING = tl.constexpr(-1e30)
 """Less than any score; finite, so that the difference of two is a number."""
 
@@ -145,6 +146,7 @@ def attend(
     query_starts,
     kv_lens,
     block_tables,
+    sinks,
     num_tokens,
     num_seqs,
     num_pages,
@@ -171,10 +173,12 @@ def attend(
     SCALE: tl.constexpr,
     CAP: tl.constexpr,
     WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
     """One split of one tile: program (tile, kv head, split).
 
     Args:
+        sinks: float32 [N], where there are any (SINKS) and parts are not put together later.
         num_pages: of a sequence in its block table.
         out: [T, N, H], or with SPLIT [T, N, splits, H] in float32, not yet divided by the sums
             of weights (`part_total`); the scores in them are less `part_largest`.
@@ -269,6 +273,12 @@ def attend(
         tl.store(part_largest + part, largest, mask=real)
         tl.store(part_total + part, total, mask=real)
     else:
+        if SINKS:
+            sink = tl.load(sinks + head * GROUP + row % GROUP) * LOG2E
+            top = tl.maximum(largest, sink)
+            shrink = tl.exp2(largest - top)
+            acc *= shrink[:, None]
+            total = total * shrink + tl.exp2(sink - top)
         result = acc / tl.maximum(total, 1e-30)[:, None]
         tl.store(out + place[:, None] * H + channel, result.to(out.dtype.element_ty), mask=inside)
 
@@ -295,11 +305,14 @@ def combine(
     parts,
     part_largest,
     part_total,
+    sinks,
     splits,
     out,
     SPLITS: tl.constexpr,
+    HEADS: tl.constexpr,
     H: tl.constexpr,
     WIDTH: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
     """The result of one token and head (the program's) from those of its splits.
 
@@ -314,9 +327,15 @@ def combine(
     largest = tl.load(part_largest + part, mask=split < splits, other=NOTHING)
     # A split that saw nothing has written no result.
     used = total > 0
-    weights = tl.where(used, tl.exp2(largest - tl.max(largest, 0)), 0.0)
+    top = tl.max(largest, 0)
+    sink = 0.0
+    if SINKS:
+        sink_score = tl.load(sinks + row % HEADS) * LOG2E
+        top = tl.maximum(top, sink_score)
+        sink = tl.exp2(sink_score - top)
+    weights = tl.where(used, tl.exp2(largest - top), 0.0)
     inside = used[:, None] & (channel < H)[None, :]
     at = parts + part.to(tl.int64)[:, None] * H + channel[None, :]
     acc = tl.sum(tl.load(at, mask=inside, other=0.0) * weights[:, None], 0)
-    result = acc / tl.maximum(tl.sum(total * weights, 0), 1e-30)
+    result = acc / tl.maximum(tl.sum(total * weights, 0) + sink, 1e-30)
     tl.store(out + row * H + channel, result.to(out.dtype.element_ty), mask=channel < H)

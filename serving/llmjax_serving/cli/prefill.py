@@ -39,6 +39,13 @@ def run(args: argparse.Namespace) -> int:
             "it hands over whole prompts"
         )
 
+    for name in ("data_parallel_size", "pipeline_parallel_size"):
+        if (size := getattr(config.parallel, name)) > 1:
+            raise ConfigError(
+                f"{name} is {size}, allowed of a prefill worker: 1; start several, and give their "
+                "addresses to --prefill-from"
+            )
+
     from llmjax.engine.engine import Engine
     from llmjax.engine.prefill_worker import PrefillWorker, terms_of, worker_config
     from llmjax.transfer.server import Listener

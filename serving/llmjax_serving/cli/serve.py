@@ -8,10 +8,13 @@ import json
 import logging
 import os
 import shlex
-from dataclasses import fields
-from typing import TYPE_CHECKING
+import signal
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
 
+from llmjax import __version__
 from llmjax.config import EngineConfig
+from llmjax.distributed import DistributedConfig, check_together, shared_options
 
 from ..config import ServerConfig
 from .flags import (
@@ -25,10 +28,14 @@ from .flags import (
 
 if TYPE_CHECKING:
     from llmjax.engine.async_engine import AsyncEngine
+    from llmjax.parallel.group import Group
+
+logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_flags(parser, positional_model=True)
+    add_flags(parser, DistributedConfig)
     add_flags(parser, ServerConfig)
     add_log_level(parser)
 
@@ -38,17 +45,69 @@ def run(args: argparse.Namespace) -> int:
     if getattr(args, "access_log_format", None) == "json":
         log_bare("llmjax_serving.access")
     engine_config = EngineConfig.of(**engine_options(args))
-    given = {f.name: getattr(args, f.name) for f in fields(ServerConfig) if hasattr(args, f.name)}
+    given = given_of(args, ServerConfig)
     if "LLMJAX_API_KEY" in os.environ:
         given.setdefault("api_key", tuple(os.environ["LLMJAX_API_KEY"].split(",")))
     server_config = ServerConfig(**given)
+    distributed = DistributedConfig(**given_of(args, DistributedConfig))
+    group = None
+    if distributed.coordinator_address is not None:
+        group = join(engine_config, distributed)
+        if not group.leads:
+            return follow(engine_config, group)
 
     from ..server import serve
 
     def on_ready(engine: AsyncEngine, url: str) -> None:
         print(banner(engine, url, server_config), flush=True)
 
-    return asyncio.run(serve(engine_config, server_config, on_ready))
+    return asyncio.run(serve(engine_config, server_config, on_ready, group))
+
+
+def given_of(args: argparse.Namespace, cls: type) -> dict[str, Any]:
+    """The fields of a configuration that were given."""
+    return {f.name: getattr(args, f.name) for f in fields(cls) if hasattr(args, f.name)}
+
+
+def join(config: EngineConfig, distributed: DistributedConfig) -> Group:
+    """Meets the other processes, which must have been started alike."""
+    check_together(config)
+
+    import jax
+
+    from llmjax.parallel.group import Group
+    from llmjax_kernels.paged_attention import serving
+
+    group = Group.join(distributed)
+    versions = {"llmjax": __version__, "jax": jax.__version__, "kernels": serving()}
+    group.require_same(shared_options(config) | versions)
+    return group
+
+
+def follow(config: EngineConfig, group: Group) -> int:
+    """Computes what process 0 says, and takes no requests."""
+    from llmjax.engine.engine import Engine
+    from llmjax.engine.follower import Follower
+
+    try:
+        follower = Follower(Engine(replace(config, trace=None), group=group), group)
+
+        def on_signal(number: int, frame: object) -> None:
+            if number == signal.SIGTERM and follower.patient:
+                follower.patient = False
+                logger.info("SIGTERM: process 0 says when")  # it lets requests end first
+            else:
+                follower.stop()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, on_signal)
+        print(f"Ready: process {group.index} of {group.size}, which follows process 0", flush=True)
+        follower.run()
+    except BaseException as error:
+        group.fail(str(error) or type(error).__name__)
+        raise
+    group.end()
+    return 0
 
 
 def banner(engine: AsyncEngine, url: str, config: ServerConfig) -> str:

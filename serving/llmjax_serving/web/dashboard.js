@@ -192,8 +192,25 @@ function branch(node, depth) {
 
 // The whole page
 
+// Of several engines one is shown.
+
+function drawEngines(state) {
+  const select = byId("engine");
+  if (select.options.length === state.engines) return;
+  select.hidden = state.engines < 2;
+  const options = Array.from({ length: state.engines }, (_, i) => new Option(`engine ${i}`, i));
+  select.replaceChildren(...options);
+  select.value = state.engine;
+}
+
+function showOther() {
+  shown = null;
+  for (const chart of CHARTS) chart.points = [];
+}
+
 function draw(state) {
   const { stats } = state, before = shown ?? state;
+  drawEngines(state);
   shown = state;
   byId("model").textContent = state.model;
   byId("pages-used").textContent = number(stats.pages_used);
@@ -224,7 +241,8 @@ function show(id) {
 async function poll() {
   const key = sessionStorage.getItem("llmjax-key");
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
-  const response = await fetch("/dashboard/state", { headers, cache: "no-store" });
+  const asked = byId("engine").value || 0;
+  const response = await fetch(`/dashboard/state?engine=${asked}`, { headers, cache: "no-store" });
   if (response.status === 401) {
     sessionStorage.removeItem("llmjax-key");
     byId("refused").hidden = !key;
@@ -239,6 +257,7 @@ async function poll() {
     return true;
   }
   show("board");
+  if (String(state.engine) !== String(byId("engine").value || 0)) return true; // another is asked for by now
   draw(state);
   tell(state.draining ? "shutting down" : `live, ${number(state.steps)} steps`);
   return true;
@@ -259,6 +278,7 @@ async function run() {
 }
 
 makeCharts();
+byId("engine").addEventListener("change", showOther);
 byId("map").addEventListener("pointermove", tellCell);
 byId("map").addEventListener("pointerleave", () => (byId("cell").textContent = ""));
 window.addEventListener("resize", () => shown && drawMap(shown));

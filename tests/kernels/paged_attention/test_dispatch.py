@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmjax_kernels import triton_call
 from llmjax_kernels.gpu import Gpu, compiling_for, target
 from llmjax_kernels.kv_format import KV_FORMATS
 from llmjax_kernels.layout import PagedKV, RaggedBatch
@@ -21,7 +22,7 @@ A100, H100, OLD = Gpu(80, 108), Gpu(90, 132), Gpu(75, 72)
 
 @pytest.fixture
 def installed(monkeypatch):
-    monkeypatch.setattr(jax_triton, "_installed", lambda: True)
+    monkeypatch.setattr(triton_call, "installed", lambda: True)
     monkeypatch.delenv("LLMJAX_KERNELS", raising=False)
 
 
@@ -73,12 +74,12 @@ def test_what_triton_does_not_support_is_left_to_xla(installed):
 
 def test_a_missing_installation_is_said_once(monkeypatch, caplog):
     monkeypatch.delenv("LLMJAX_KERNELS", raising=False)
-    monkeypatch.setattr(jax_triton.importlib.util, "find_spec", lambda name: None)
-    jax_triton._installed.cache_clear()
+    monkeypatch.setattr(triton_call.importlib.util, "find_spec", lambda name: None)
+    triton_call.installed.cache_clear()
     with compiling_for(H100), caplog.at_level(logging.WARNING):
         assert not jax_triton.supports(arguments())
         assert not jax_triton.supports(arguments())
-    jax_triton._installed.cache_clear()
+    triton_call.installed.cache_clear()
     [record] = caplog.records
     assert "jax_triton and triton not installed (the extra `gpu`)" in record.getMessage()
 

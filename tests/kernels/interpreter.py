@@ -16,6 +16,9 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
+GUARD = 1 << 16
+"""Bytes around an array."""
+
 
 class Memory:
     """A numpy array with what the interpreter asks of a tensor on a device."""
@@ -54,6 +57,19 @@ class Memory:
         """Nothing: the host's memory is the device's."""
 
 
+class Guarded(Memory):
+    """A copy of an array between bytes of 255."""
+
+    def __init__(self, array: np.ndarray):
+        self._around = np.full(array.nbytes + 2 * GUARD, 255, np.uint8)
+        inside = self._around[GUARD : GUARD + array.nbytes].view(array.dtype).reshape(array.shape)
+        inside[...] = array
+        super().__init__(inside)
+
+    def is_intact(self) -> bool:
+        return bool((self._around[:GUARD] == 255).all() and (self._around[-GUARD:] == 255).all())
+
+
 def launch(
     kernel: Any,
     grid: tuple[int, ...],
@@ -66,15 +82,18 @@ def launch(
     stages: int = 1,
     **constants: Any,
 ) -> list[jax.Array]:
-    """As `jax_triton.launch`. What a kernel does not write of its outputs is NaN (or 255)."""
-    arguments = [x if isinstance(x, int) else Memory(np.array(x)) for x in inputs]
+    """As `triton_call.launch`. What a kernel does not write of its outputs is NaN (or 255), and
+    so is what lies around every array, which it must not touch."""
+    arguments = [x if isinstance(x, int | float) else Guarded(np.asarray(x)) for x in inputs]
     results: dict[int, Memory] = {to: arguments[source] for source, to in aliases.items()}
     for i, output in enumerate(outputs):
         if i not in results:
-            results[i] = Memory(np.full(output.shape, np.nan, output.dtype))
+            results[i] = Guarded(np.full(output.shape, np.nan, output.dtype))
     made = [results[i] for i in range(len(outputs))]
     with np.errstate(all="ignore"):
         kernel[grid](*arguments, *made, **constants)
+    for memory in (*arguments, *made):
+        assert not isinstance(memory, Guarded) or memory.is_intact(), f"{kernel} wrote outside"
     return [jnp.asarray(memory.array) for memory in made]
 
 

@@ -1,0 +1,24 @@
+"""Products with weights that stay quantised."""
+
+from .dispatch import format_here, quant_matmul
+from .weight import (
+    FORMATS,
+    QuantFormat,
+    QuantWeight,
+    from_packed,
+    make_weight,
+    quantise_weight,
+    weight_shapes,
+)
+
+__all__ = [
+    "FORMATS",
+    "QuantFormat",
+    "QuantWeight",
+    "format_here",
+    "from_packed",
+    "make_weight",
+    "quant_matmul",
+    "quantise_weight",
+    "weight_shapes",
+]

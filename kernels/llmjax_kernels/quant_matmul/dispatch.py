@@ -1,0 +1,40 @@
+"""Which backend multiplies with quantised weights."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ..gpu import target
+from . import jax_triton, reference
+from .args import QuantMatmulArgs
+from .weight import FORMATS, QuantFormat, QuantWeight
+
+BACKENDS = (jax_triton, reference)
+"""The first that supports what is asked for computes it."""
+
+
+def quant_matmul(
+    x: Float[Array, "*M K"], weight: QuantWeight, out_dtype: jnp.dtype | None = None
+) -> Float[Array, "*M N"]:
+    """x W^T, accumulated in float32 (codes by codes of int8 in int32).
+
+    Weights are rounded to x's type before they are multiplied; with
+    `QuantFormat.quantised_inputs` x is rounded to codes instead.
+
+    Args:
+        out_dtype: of the result; by default x's.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    args = QuantMatmulArgs(rows, weight, jnp.dtype(out_dtype or x.dtype))
+    backend = next(backend for backend in BACKENDS if backend.supports(args))
+    return backend.run(args).reshape(*x.shape[:-1], weight.shape[0])
+
+
+def format_here(name: str) -> QuantFormat:
+    """What a name of `FORMATS` is here: FP8 times FP8 where the GPU multiplies it."""
+    of_codes = FORMATS[name]._replace(quantised_inputs=True)
+    gpu = target()
+    if name == "fp8" and gpu is not None and jax_triton.multiplies_codes(of_codes, gpu):
+        return of_codes
+    return FORMATS[name]

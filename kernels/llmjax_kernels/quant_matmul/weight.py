@@ -1,0 +1,221 @@
+"""Weight matrices [N, K] as quantised codes and scales, laid out for GPUs.
+
+Codes lie group by group, [groups, N, inputs of a group]: a program takes many rows of a group at
+a time, which share nothing but are neighbours, so that it reads long pieces, and has one scale a
+row for them. Scales lie [groups, N], as GPTQ and AWQ have them. A byte of int4 is two consecutive
+inputs, the first in its low half.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Integer, Shaped
+
+from ..packed import PackedWeight
+
+SMALLEST_GROUP = 32
+MOST = {"int8": 127.0, "fp8_e4m3": 448.0}
+"""The greatest value of a code that is signed."""
+
+
+class QuantFormat(NamedTuple):
+    """What codes mean: code * scale, plus a minimum where there is one.
+
+    Attributes:
+        code: "int4" (0 to 15), "int8" (-128 to 127) or "fp8_e4m3".
+        group: consecutive inputs that share a scale; 0 for all of a row. One scale for a whole
+            matrix, or for a block of rows, is repeated for each row.
+        minima: whether groups have minima. A zero point z is the minimum -z * scale.
+        quantised_inputs: the other factor is rounded to the same type of codes, with a scale
+            for each of its rows and groups, and the codes are multiplied (W8A8).
+    """
+
+    code: str
+    group: int = 0
+    minima: bool = False
+    quantised_inputs: bool = False
+
+    def codes_shape(self, N: int, K: int) -> tuple[int, int, int]:
+        """Of the array of codes: groups, rows, bytes of a group in a row."""
+        size = self.group or K
+        return -(-K // size), N, -(-size // 2) if self.code == "int4" else size
+
+    @property
+    def code_dtype(self) -> np.dtype:
+        """Of the array of codes; FP8 as bytes, for which every GPU has instructions."""
+        return np.dtype(np.int8 if self.code == "int8" else np.uint8)
+
+    @property
+    def scale_dtype(self) -> np.dtype:
+        """FP8's are as given; those of whole rows are few, and may be as fine as they like."""
+        small = self.group and self.code != "fp8_e4m3"
+        return np.dtype(np.float16 if small else np.float32)
+
+
+FORMATS = {
+    "int4": QuantFormat("int4", 32, minima=True),
+    "int8": QuantFormat("int8", 32),
+    "fp8": QuantFormat("fp8_e4m3"),
+}
+"""By the names of `--quantization`."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class QuantWeight:
+    """A weight matrix [N, K].
+
+    Attributes:
+        codes: see above; where the last group is not full it ends in zeros.
+        scales: the scales, and behind them the minima where there are any (P = 2).
+        shape: (N, K).
+        exponent: every value is multiplied by 2 to this power, which brings small scales into
+            float16's range.
+    """
+
+    codes: Shaped[Array, "groups N bytes"]
+    scales: Float[Array, "P groups N"]
+    shape: tuple[int, int] = field(metadata={"static": True})
+    format: QuantFormat = field(metadata={"static": True})
+    exponent: int = field(default=0, metadata={"static": True})
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes
+
+    def dequantise(self) -> Float[Array, "N K"]:
+        """The float32 values."""
+        return _values(self, self.codes, self.scales)
+
+    def rows(self, ids: Int[Array, " R"]) -> Float[Array, "R K"]:
+        """The float32 values of some rows."""
+        return _values(self, self.codes[:, ids], self.scales[:, :, ids])
+
+
+def _values(weight: QuantWeight, codes: Array, scales: Array) -> Array:
+    format = weight.format
+    values = numbers(codes, format) * scales[0, :, :, None].astype(jnp.float32)
+    if format.minima:
+        values += scales[1, :, :, None].astype(jnp.float32)
+    values = jnp.swapaxes(values, 0, 1).reshape(codes.shape[1], -1)[:, : weight.shape[1]]
+    return values * jnp.float32(2.0**weight.exponent)
+
+
+def numbers(
+    codes: Shaped[Array, "groups R bytes"], format: QuantFormat
+) -> Float[Array, "groups R size"]:
+    """What codes stand for before they are scaled."""
+    if format.code == "int4":
+        codes = jnp.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:2], -1)
+    if format.code == "fp8_e4m3":
+        codes = jax.lax.bitcast_convert_type(codes, jnp.float8_e4m3fn)
+    return codes.astype(jnp.float32)
+
+
+def make_weight(
+    codes: Integer[Array, "N K"],
+    scales: Float[Array, "groups N"],
+    format: QuantFormat,
+    *,
+    minima: Float[Array, "groups N"] | None = None,
+    exponent: int = 0,
+) -> QuantWeight:
+    """A weight of codes and scales that are known, of a checkpoint's say.
+
+    Args:
+        codes: one a place; of FP8 as bytes.
+        minima: where `format` has them.
+
+    Raises:
+        ValueError: shapes do not fit one another, or groups are not whole blocks.
+    """
+    N, K = codes.shape
+    groups, _, _ = format.codes_shape(N, K)
+    parts = [scales] if minima is None else [scales, minima]
+    if (minima is not None) != format.minima or any(x.shape != (groups, N) for x in parts):
+        raise ValueError(
+            f"scales {[x.shape for x in parts]}, expected {1 + format.minima} of {(groups, N)} "
+            f"for codes [{N}, {K}] of {format}"
+        )
+    if format.group % SMALLEST_GROUP:
+        raise ValueError(f"groups of {format.group}, allowed: multiples of {SMALLEST_GROUP}")
+    if format.quantised_inputs and (format.minima or format.code not in MOST):
+        raise ValueError(f"inputs quantised as {format}, allowed: {', '.join(MOST)}, no minima")
+    codes = grouped(codes.astype(format.code_dtype), format)
+    if format.code == "int4":
+        codes = jnp.pad(codes, ((0, 0), (0, 0), (0, codes.shape[2] % 2)))
+        codes = codes[:, :, ::2] | codes[:, :, 1::2] << 4
+    scales = jnp.stack(parts).astype(format.scale_dtype)
+    return QuantWeight(codes, scales, (N, K), format, exponent)
+
+
+def grouped(codes: Shaped[Array, "R K"], format: QuantFormat) -> Shaped[Array, "groups R size"]:
+    """Rows cut in groups, the last filled up with zeros."""
+    R, K = codes.shape
+    size = format.group or K
+    return jnp.pad(codes, ((0, 0), (0, -K % size))).reshape(R, -1, size).swapaxes(0, 1)
+
+
+def weight_shapes(N: int, K: int, format: QuantFormat) -> QuantWeight:
+    """A weight without its arrays, to compile for."""
+    groups, _, _ = shape = format.codes_shape(N, K)
+
+    def zeros() -> QuantWeight:
+        codes = jnp.zeros(shape, format.code_dtype)
+        scales = jnp.zeros((1 + format.minima, groups, N), format.scale_dtype)
+        return QuantWeight(codes, scales, (N, K), format)
+
+    return jax.eval_shape(zeros)
+
+
+def from_packed(weight: PackedWeight) -> QuantWeight:
+    """What `quantization` makes for CPUs, in the layout of GPUs: the same codes and scales.
+
+    Args:
+        weight: of a format in `packed.QUANTISATIONS`.
+    """
+    # Exponents differ from weight to weight: nothing is to be compiled for each.
+    laid_out = _laid_out(replace(weight, exponent=0))
+    return replace(laid_out, exponent=weight.exponent)
+
+
+@jax.jit
+def _laid_out(weight: PackedWeight) -> QuantWeight:
+    (N, K), f = weight.shape, weight.format
+    codes = weight.codes().swapaxes(1, 2).reshape(-1, K)[:N]
+    parts = [
+        jnp.moveaxis(weight.scales(i), 1, 0).reshape(K // f.group, -1)[:, :N]
+        for i in range(1 + f.minima)
+    ]
+    if f.bits == 8:
+        codes = jax.lax.bitcast_convert_type(codes ^ f.zero, jnp.int8)
+    format = FORMATS[f"int{f.bits}"]
+    minima = parts[1] if f.minima else None
+    return make_weight(codes, parts[0], format, minima=minima)
+
+
+def quantise_weight(values: Float[Array, "N K"], format: QuantFormat) -> QuantWeight:
+    """The nearest codes under scales that make the greatest magnitude of a group the greatest
+    code; of "int8" and "fp8_e4m3"."""
+    codes, scales = quantise_rows(values, format)
+    return make_weight(codes, scales.T, format)
+
+
+def quantise_rows(
+    x: Float[Array, "R K"], format: QuantFormat
+) -> tuple[Shaped[Array, "R K"], Float[Array, "R groups"]]:
+    """Codes of rows, and a float32 scale for each row and group of `format`."""
+    (R, K), most = x.shape, MOST[format.code]
+    groups = grouped(x.astype(jnp.float32), format)
+    largest = jnp.max(jnp.abs(groups), axis=-1)
+    codes = groups * jnp.where(largest > 1e-30, most / largest, 0)[..., None]
+    codes = jnp.clip(codes, -most, most).swapaxes(0, 1).reshape(R, -1)[:, :K]
+    if format.code == "int8":
+        return jnp.round(codes).astype(jnp.int8), largest.T / most
+    bits = jax.lax.bitcast_convert_type(codes.astype(jnp.float8_e4m3fn), jnp.uint8)
+    return bits, largest.T / most

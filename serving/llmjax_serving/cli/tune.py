@@ -1,0 +1,49 @@
+"""Time how kernels are best cut on this machine's GPU, and keep it for later starts."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+
+from llmjax.config import QUANTIZATIONS
+
+from .flags import set_up_logging
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", metavar="MODEL", help="whose products: a catalogue name, folder, or hub id"
+    )
+    parser.add_argument("--quantization", required=True, choices=QUANTIZATIONS)
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        nargs="+",
+        default=[16, 32, 64, 256, 2048],
+        metavar="T",
+        help="in a step [16 32 64 256 2048]",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help="for the device's JSON file [where kernels look: the installed package]",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    set_up_logging(logging.INFO)
+
+    from llmjax.bench.tune import tune
+    from llmjax.checkpoint import resolve_model
+    from llmjax.checkpoint.detect import open_checkpoint
+    from llmjax.errors import ConfigError
+
+    if min(args.tokens) < 1:
+        raise ConfigError(f"--tokens is {args.tokens}, allowed: 1 or more each")
+    if args.output is not None and not args.output.is_dir():
+        raise ConfigError(f"--output is {args.output}, which is no folder")
+    config, _ = open_checkpoint(resolve_model(args.model)).read_architecture()
+    print(tune(config, args.quantization, args.tokens, args.output))
+    return 0

@@ -1,0 +1,153 @@
+"""How kernels are cut where that was measured, and how it is found; no GPU need be here."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from llmjax.bench import tune
+from llmjax.errors import ConfigError
+from llmjax.models.config import DecoderConfig, RopeConfig
+from llmjax_kernels import tuned
+from llmjax_kernels.gpu import Gpu
+from llmjax_kernels.quant_matmul import FORMATS, QuantFormat, weight_shapes
+from llmjax_kernels.quant_matmul.args import QuantMatmulArgs
+from llmjax_kernels.quant_matmul.shapes import OP, Shape, by_rule, choose_shape, size_of
+from llmjax_serving.cli import main
+
+KIND = "NVIDIA H100 80GB HBM3"
+H100 = Gpu(90, 132, KIND)
+MEASURED = Shape(16, 64, 32, 8, 6, 4)
+CONFIG = DecoderConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=264,
+    hidden_size=64,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    mlp_size=96,
+    max_position=64,
+    norm_eps=1e-5,
+    windows=(None, None),
+    ropes=(RopeConfig(1e4, 16),) * 2,
+    attention_scale=0.25,
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuned, "FOLDER", tmp_path)
+    tuned._read.cache_clear()
+    yield tmp_path
+    tuned._read.cache_clear()
+
+
+def product(M=16, N=4096, K=4096, format=FORMATS["int4"]):
+    x = jax.ShapeDtypeStruct((M, K), jnp.bfloat16)
+    return QuantMatmulArgs(x, weight_shapes(N, K, format), jnp.dtype(jnp.bfloat16))
+
+
+def test_what_was_measured_is_taken_on_that_kind_of_device_alone():
+    path = tuned.save(KIND, OP, {size_of(product()): MEASURED._asdict()})
+    assert path.name == "nvidia-h100-80gb-hbm3.json"
+    assert choose_shape(product(), H100) == MEASURED
+    assert choose_shape(product(9), H100) == MEASURED  # rows count up to a power of two
+    for args, gpu in [
+        (product(), H100._replace(kind="NVIDIA H200")),
+        (product(), H100._replace(kind="")),
+        (product(17), H100),
+        (product(N=4097), H100),
+        (product(format=FORMATS["int8"]), H100),
+    ]:
+        assert choose_shape(args, gpu) == by_rule(args, gpu) != MEASURED
+
+
+def test_later_measurements_are_added():
+    tuned.save(KIND, OP, {"a": {"x": 1}, "b": {"x": 2}})
+    tuned.save(KIND, "another op", {"a": {"x": 3}})
+    path = tuned.save(KIND, OP, {"b": {"x": 4}})
+    assert json.loads(path.read_text()) == {
+        "device": KIND,
+        OP: {"a": {"x": 1}, "b": {"x": 4}},
+        "another op": {"a": {"x": 3}},
+    }
+
+
+def test_the_files_that_are_shipped_can_be_read(monkeypatch):
+    monkeypatch.undo()
+    for path in tuned.FOLDER.glob("*.json"):
+        data = json.loads(path.read_text())
+        assert tuned.path_of(data["device"]) == path
+        assert all(Shape(**fields) for fields in data[OP].values())
+
+
+def distance(shape, best):
+    return sum(abs(math.log2(a / b)) for a, b in zip(shape, best, strict=True))
+
+
+def test_the_search_goes_to_the_fastest_and_times_nothing_twice():
+    best, timed = Shape(32, 256, 32, 8, 6, 8), []
+
+    def seconds(args, shape):
+        timed.append(shape)
+        return math.inf if shape.splits > 16 else 1 + distance(shape, best)  # does not compile
+
+    start = by_rule(product(), H100)
+    found, before, after = tune.search(product(), start, seconds)
+    assert (found, after) == (best, 1)
+    assert before == 1 + distance(start, best)
+    assert len(timed) == len(set(timed))
+
+
+def test_the_search_stays_where_nothing_is_clearly_faster():
+    start = by_rule(product(), H100)
+    found, before, _ = tune.search(product(), start, lambda _, s: 1.0 if s == start else 0.99)
+    assert (found, before) == (start, 1)
+    with pytest.raises(ConfigError, match="cannot be computed"):
+        tune.search(product(), start, lambda *_: math.inf)
+
+
+@pytest.mark.parametrize(
+    "format", [FORMATS["int4"], QuantFormat("fp8_e4m3", 128, quantised_inputs=True)]
+)
+def test_only_shapes_that_fit_the_groups_are_tried(format):
+    seen = []
+    start = by_rule(product(format=format), H100)
+    tune.search(product(format=format), start, lambda _, s: seen.append(s) or 1.0)
+    assert len(seen) > 10
+    assert {shape.block_k for shape in seen} == {format.group}
+
+
+def test_the_products_of_a_model():
+    sizes = {"int4": 4, "fp8": 4}  # q and o, k and v, gate and up, down
+    for name, count in sizes.items():
+        ends = name != "fp8"
+        found = tune.products_of(CONFIG, name, (1, 16, 40))
+        assert len(found) == 2 * (count + ends)  # 1 row is cut as 16 are
+        assert len({size_of(args) for args in found}) == len(found)
+        logits = [args for args in found if args.weight.shape[0] == CONFIG.vocab_size]
+        assert [args.weight.format for args in logits] == [FORMATS["int8"]] * 2 * ends
+
+
+def test_what_is_found_is_written_down(monkeypatch, folder):
+    monkeypatch.setattr(tune, "target", lambda: H100)
+    monkeypatch.setattr(tune, "available", lambda: True)
+    monkeypatch.setattr(tune, "_seconds", lambda _, shape: 1 + distance(shape, MEASURED))
+    path = tune.tune(CONFIG, "int4", (8,))
+    assert path.parent == folder
+    for args in tune.products_of(CONFIG, "int4", (8,)):
+        assert choose_shape(args, H100) == MEASURED
+
+
+def test_without_a_gpu_the_command_says_so(tiny_model, capsys):
+    with pytest.raises(ConfigError, match="there is none here"):
+        tune.tune(CONFIG, "int4", (8,))
+    assert main(["tune", str(tiny_model), "--quantization", "int4"]) == 1
+    assert "times kernels on an NVIDIA GPU" in capsys.readouterr().err
+    assert main(["tune", "x", "--quantization", "int4", "--tokens", "0"]) == 1
+    assert "--tokens" in capsys.readouterr().err

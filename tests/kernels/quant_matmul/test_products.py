@@ -1,0 +1,196 @@
+"""Every backend of quant_matmul against the definition, in float64."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmjax_kernels import triton_call
+from llmjax_kernels.gpu import Gpu, compiling_for
+from llmjax_kernels.quant_matmul import QuantFormat, jax_triton, make_weight, reference
+from llmjax_kernels.quant_matmul.args import QuantMatmulArgs
+
+GPU = Gpu(compute_capability=90, multiprocessors=132)
+WEIGHTS = {
+    "int4": QuantFormat("int4", 32, minima=True),
+    "int4, groups of 128": QuantFormat("int4", 128, minima=True),
+    "int4, whole rows": QuantFormat("int4"),
+    "int8": QuantFormat("int8", 32),
+    "int8, groups of 64, minima": QuantFormat("int8", 64, minima=True),
+    "fp8, a scale a row": QuantFormat("fp8_e4m3"),
+    "fp8, blocks": QuantFormat("fp8_e4m3", 128),
+}
+CODES = {
+    "int8": QuantFormat("int8", quantised_inputs=True),
+    "int8, groups": QuantFormat("int8", 128, quantised_inputs=True),
+    "fp8": QuantFormat("fp8_e4m3", quantised_inputs=True),
+    "fp8, blocks": QuantFormat("fp8_e4m3", 128, quantised_inputs=True),
+}
+SIZES = {"one row": (1, 96, 672), "few": (19, 65, 300), "many": (70, 67, 97)}
+"""M, N, K."""
+FAST = {"xla_backend_optimization_level": 0}
+"""To compile."""
+TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
+"""Of the greatest result of a row."""
+
+
+@pytest.fixture(params=["XLA", "Triton"])
+def backend(request, monkeypatch):
+    if request.param == "XLA":
+
+        def run(*args):
+            return reference.run(QuantMatmulArgs(*args))
+
+        return jax.jit(run, static_argnums=2, compiler_options=FAST)
+    return triton_backend(monkeypatch)
+
+
+def triton_backend(monkeypatch):
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton, whose interpreter runs the kernels, is not installed")
+    import interpreter
+
+    monkeypatch.setattr(jax_triton, "launch", interpreter.launch)
+    monkeypatch.setattr(triton_call, "installed", lambda: True)
+    monkeypatch.delenv("LLMJAX_KERNELS", raising=False)
+
+    def run(*args):
+        with compiling_for(GPU):
+            assert jax_triton.supports(QuantMatmulArgs(*args))
+            return jax_triton.run(QuantMatmulArgs(*args))
+
+    return run
+
+
+@pytest.mark.parametrize("format", WEIGHTS.values(), ids=WEIGHTS)
+def test_weights_are_dequantised(backend, format):
+    for size in SIZES.values():
+        check(backend, format, size, "float32")
+
+
+@pytest.mark.parametrize("name", ["int4", "int8, groups of 64, minima", "fp8, a scale a row"])
+def test_takes_bfloat16(backend, name):
+    check(backend, WEIGHTS[name], SIZES["few"], "bfloat16")
+
+
+def test_takes_float16_and_gives_float32(backend):
+    check(backend, WEIGHTS["int4"], (19, 65, 320), "float16")
+    check(backend, WEIGHTS["int8"], (3, 65, 320), "bfloat16", out_dtype="float32")
+
+
+@pytest.mark.parametrize("format", CODES.values(), ids=CODES)
+def test_codes_are_multiplied(backend, format):
+    check(backend, format, SIZES["few"], "bfloat16")
+    check(backend, format, SIZES["many"], "float32")
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    M=st.integers(1, 70),
+    N=st.integers(1, 140),
+    K=st.integers(1, 600),
+    format=st.sampled_from([*WEIGHTS.values(), *CODES.values()]),
+    seed=st.integers(0, 9),
+)
+def test_any_size(M, N, K, format, seed):
+    with pytest.MonkeyPatch.context() as patch:
+        check(triton_backend(patch), format, (M, N, K), "float32", seed=seed)
+
+
+def check(backend, format, size, dtype, *, out_dtype=None, seed=1):
+    (M, N, K), rng = size, np.random.default_rng(seed)
+    x = jnp.asarray(rng.standard_normal((M, K)), dtype)
+    codes, scales, minima = random_codes(format, N, K, rng)
+    weight = made(codes, scales, format, minima=minima, exponent=-3)
+    out = backend(x, weight, jnp.dtype(out_dtype or dtype))
+
+    assert out.dtype == (out_dtype or dtype)
+    values = numbers(codes, format) * spread(scales, format, K)
+    if minima is not None:
+        values += spread(minima, format, K)
+    inputs = np.asarray(x, np.float64)
+    if format.quantised_inputs:
+        inputs = rounded(inputs, format)
+    expected = inputs @ (values * 2.0**-3).T
+    error = np.abs(np.asarray(out, np.float64) - expected)
+    assert (error <= TOLERANCE[dtype] * np.abs(expected).max(-1, keepdims=True)).all()
+
+
+made = jax.jit(make_weight, static_argnums=2, static_argnames="exponent", compiler_options=FAST)
+
+
+def random_codes(format, N, K, rng):
+    groups = -(-K // format.group) if format.group else 1
+    low, high = {"int4": (0, 16), "int8": (-128, 128), "fp8_e4m3": (0, 256)}[format.code]
+    codes = rng.integers(low, high, (N, K))
+    if format.code == "fp8_e4m3":
+        codes[codes & 127 == 127] = 0  # NaN
+    scales = rng.uniform(0.5, 1, (groups, N)).astype(format.scale_dtype)
+    minima = rng.uniform(-9, 1, (groups, N)).astype(np.float16) if format.minima else None
+    return codes, scales, minima
+
+
+def numbers(codes, format):
+    if format.code == "fp8_e4m3":
+        codes = codes.astype(np.uint8).view(ml_dtypes.float8_e4m3fn)
+    return codes.astype(np.float64)
+
+
+def spread(scales, format, K):
+    """[groups, N] as [N, K]."""
+    return np.repeat(scales.astype(np.float64).T, format.group or K, axis=1)[:, :K]
+
+
+def rounded(x, format):
+    """Each row and group to multiples of its greatest magnitude over the greatest code."""
+    result, size = np.empty_like(x), format.group or x.shape[1]
+    for start in range(0, x.shape[1], size):
+        part = x[:, start : start + size].astype(np.float32)
+        largest = np.abs(part).max(-1, keepdims=True)
+        most = np.float32(127 if format.code == "int8" else 448)
+        codes = part * (most / largest)
+        codes = np.rint(codes) if format.code == "int8" else codes.astype(ml_dtypes.float8_e4m3fn)
+        result[:, start : start + size] = codes.astype(np.float64) * (largest / most)
+    return result
+
+
+def test_weights_with_a_zero_point_fit_as_minima():
+    """As GPTQ and AWQ have them: (code - zero) * scale in groups of 128."""
+    rng, format = np.random.default_rng(0), WEIGHTS["int4, groups of 128"]
+    codes, zeros = rng.integers(0, 16, (5, 256)), rng.integers(0, 16, (2, 5))
+    scales = rng.uniform(0.01, 0.02, (2, 5)).astype(np.float16)
+    minima = (-zeros * scales.astype(np.float32)).astype(np.float16)
+    weight = made(codes, scales, format, minima=minima)
+    expected = (codes - np.repeat(zeros.T, 128, 1)) * spread(scales, format, 256)
+    np.testing.assert_allclose(weight.dequantise(), expected, rtol=0, atol=2.0**-7 * 0.02)
+    assert weight.codes.nbytes == codes.size // 2
+
+
+def test_rows_are_those_of_the_whole():
+    rng, format = np.random.default_rng(0), WEIGHTS["int4"]
+    codes, scales, minima = random_codes(format, 9, 70, rng)
+    weight = made(codes, scales, format, minima=minima)
+    ids = jnp.asarray([3, 8, 3])
+    rows, whole = jax.jit(lambda w: (w.rows(ids), w.dequantise()))(weight)
+    np.testing.assert_array_equal(rows, whole[ids])
+
+
+def test_what_does_not_fit_is_refused():
+    codes, scales = jnp.zeros((5, 64), jnp.int32), jnp.ones((2, 5))
+    for format, minima in [
+        (QuantFormat("int8", 64), None),  # one group
+        (QuantFormat("int4", 32, minima=True), None),
+        (QuantFormat("int8", 32), scales),
+        (QuantFormat("int4", 32, quantised_inputs=True), None),
+    ]:
+        with pytest.raises(ValueError, match=r"allowed|expected"):
+            make_weight(codes, scales, format, minima=minima)
+    with pytest.raises(ValueError, match="groups of 48"):
+        make_weight(codes, scales, QuantFormat("int4", 48))
