@@ -339,6 +339,7 @@ class Request:
         kv_key: what keys and values depend on beside tokens and positions: requests share
             pages where it is the same.
         engine: the number of the replica that runs it.
+        has_begun: a step has been dispatched that computes some of it.
     """
 
     id: str
@@ -350,6 +351,7 @@ class Request:
     engine: int = 0
     rules: Rules | None = None
     arrival_time: float = field(default_factory=time.monotonic)
+    has_begun: bool = False
 
 
 class FinishReason(StrEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from aiohttp import web
@@ -9,6 +10,7 @@ from aiohttp import web
 from llmjax.errors import ConfigError
 
 from . import (
+    accounts,
     batches,
     chat,
     completions,
@@ -23,31 +25,55 @@ from . import (
     tokens,
 )
 from .auth import add_cors_headers, auth_middleware, cors_middleware
+from .delivery import body_middleware, delivery_middleware
 from .errors import error_middleware
+from .keys import KeyRing
+from .limits import Limiter
+from .request_id import add_request_id, request_id_middleware
 from .response_store import ResponseStore
 from .state import STATE, ServerState, active_middleware
+from .watch import watched
+
+OPEN = frozenset({"/health", "/ready", *pages.PAGES})
+"""What needs no key: it tells nothing but whether requests are taken."""
 
 
 def make_app(state: ServerState) -> web.Application:
+    """Raises ConfigError where the keys cannot be read."""
     config = state.config
+    keys = KeyRing(config.api_key, config.api_key_file)
     app = web.Application(
         client_max_size=config.max_body_bytes,
         middlewares=[
+            request_id_middleware,
+            delivery_middleware(config.client_timeout),
             error_middleware({"/v1/messages": messages.error_body}),
             cors_middleware(config.allowed_origins),
-            auth_middleware(config.api_key, {"/health", *pages.PAGES}),
+            auth_middleware(keys, OPEN),
             active_middleware,
+            accounts.account_middleware,
+            body_middleware(config.client_timeout),
         ],
     )
     app[STATE] = state
     app[dashboard.SNAPSHOTS] = dashboard.Snapshots()
+    app[accounts.LIMITER] = Limiter()
+    app.on_response_prepare.append(add_request_id)
     if config.files_dir is not None:
         keep_files(app, Path(config.files_dir))
     app[responses.STORE] = ResponseStore(config.max_stored_responses)
     app.on_response_prepare.append(add_cors_headers(config.allowed_origins))
+    app.on_response_prepare.append(accounts.add_limit_headers)
+    app.cleanup_ctx.append(accounts.keep_ledger)
+    if config.api_key_file is not None:
+        app.cleanup_ctx.append(reloading(keys, config.api_key_file))
     app.add_routes(
         [
             web.get("/health", info.health),
+            web.get("/ready", info.ready),
+            web.get("/ping", info.health),
+            web.get("/load", info.load),
+            web.get("/usage", accounts.show_usage),
             web.get("/version", info.version),
             web.get("/metrics", info.metrics),
             *(web.get(path, pages.page) for path in pages.PAGES),
@@ -82,6 +108,14 @@ def make_app(state: ServerState) -> web.Application:
         ]
     )
     return app
+
+
+def reloading(keys: KeyRing, path: str) -> Callable[[web.Application], AsyncIterator[None]]:
+    async def context(app: web.Application) -> AsyncIterator[None]:
+        async with watched([path], keys.reload):
+            yield
+
+    return context
 
 
 def keep_files(app: web.Application, path: Path) -> None:

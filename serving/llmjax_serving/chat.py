@@ -13,6 +13,7 @@ from llmjax.config import ModelConfig
 from llmjax.message import ChatMessage
 from llmjax.request import CompletionOutput, RequestOutput
 
+from .accounts import meter_of
 from .body import read_json
 from .formatter import ChoicesFormatter, JsonObject, new_id
 from .generation import Job, run
@@ -182,5 +183,5 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
         make_job, answer_id, body, tokenizer, engine.max_model_len, config
     )
     formatter = ChatFormatter(answer_id, state.model_name, body, job, plan, tokenizer)
-    outputs = run(engine, [job], engine.metrics, arrival)
+    outputs = run(engine, [job], engine.metrics, arrival, meter_of(request))
     return await respond(request, outputs, formatter, stream=body.stream, num_prompts=1)

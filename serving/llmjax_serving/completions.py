@@ -13,6 +13,7 @@ from aiohttp import web
 
 from llmjax.request import CompletionOutput, RequestOutput
 
+from .accounts import meter_of
 from .body import read_json
 from .formatter import ChoicesFormatter, JsonObject, new_id
 from .generation import Job, Outputs, run
@@ -165,7 +166,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     answer_id = new_id("cmpl", body.request_id)
     jobs = await state.in_thread(make_jobs, answer_id, body, engine.tokenizer, engine.max_model_len)
     formatter = CompletionFormatter(answer_id, state.model_name, body, jobs, engine.tokenizer)
-    outputs = run(engine, jobs, engine.metrics, arrival)
+    outputs = run(engine, jobs, engine.metrics, arrival, meter_of(request))
     if body.echo_only:
         outputs = prompt_only(outputs)
     return await respond(request, outputs, formatter, stream=body.stream, num_prompts=len(jobs))

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from llmjax.pooled import best_first, pair_up
 
+from .accounts import meter_of
 from .body import read_json
 from .formatter import JsonObject, new_id
 from .schema.pooling import (
@@ -58,6 +59,7 @@ async def respond(
     check_model(body.model, state.model_name)
     plan = await state.in_thread(make_plan, engine.inputs, body)
     vectors = await engine.run(plan.inputs)
+    meter_of(request).charge(plan.num_tokens, 0, 0)
     text = await state.in_thread(partial(answer, state, plan, vectors, make_body, body))
     return web.json_response(text=text)
 

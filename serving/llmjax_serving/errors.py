@@ -13,10 +13,13 @@ from llmjax.errors import (
     InvalidRequestError,
     QueueFullError,
     QueueTimeoutError,
+    RequestFailedError,
     RequestTimeoutError,
     ShutdownError,
     StructuredOutputError,
 )
+
+from . import request_id
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -86,6 +89,9 @@ def api_error(error: Exception) -> ApiError:
             return ApiError(503, str(error), code="queue_timeout", headers=retry)
         case RequestTimeoutError():
             return ApiError(504, str(error), code="timeout")
+        case RequestFailedError():
+            # The cause is the operator's business, and is in the log.
+            return ApiError(500, "the engine failed to compute this request", code="request_failed")
         case ShutdownError():
             return unavailable(str(error), "shutting_down")
         case EngineDeadError():
@@ -93,7 +99,7 @@ def api_error(error: Exception) -> ApiError:
         case web.HTTPException():
             return http_error(error)
         case _:
-            logger.error("a request failed", exc_info=error)
+            logger.error("request %s failed", request_id.current.get(), exc_info=error)
             return ApiError(500, f"internal error ({type(error).__name__}); see the server's log")
 
 

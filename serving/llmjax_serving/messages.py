@@ -12,6 +12,7 @@ from llmjax.answers import AnswerPlan
 from llmjax.message import ChatMessage
 from llmjax.request import CompletionOutput, RequestOutput
 
+from .accounts import meter_of
 from .body import read_json
 from .chat import make_job
 from .errors import ApiError
@@ -172,7 +173,7 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     args = (answer_id, body, engine.tokenizer, engine.max_model_len, engine.config.model)
     job, plan = await state.in_thread(make_job, *args)
     formatter = MessagesFormatter(answer_id, state.model_name, job, plan)
-    outputs = run(engine, [job], engine.metrics, arrival)
+    outputs = run(engine, [job], engine.metrics, arrival, meter_of(request))
     return await respond(request, outputs, formatter, stream=body.stream, num_prompts=1)
 
 

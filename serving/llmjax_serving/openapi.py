@@ -9,7 +9,7 @@ from aiohttp import web
 
 from llmjax import __version__
 
-from . import batches
+from . import batches, ledger
 from .pages import PAGES
 from .schema import chat, completion, messages, pooling, responses, tokens
 from .schema.fields import mapping, object_schema
@@ -239,6 +239,17 @@ ANSWERS: dict[str, Schema] = {
     "Model": shape({"id": TEXT, "object": {"const": "model"}, "created": COUNT, "owned_by": TEXT}),
     "Models": shape({"object": {"const": "list"}, "data": listed(ref("Model"))}),
     "Status": shape({"status": TEXT}),
+    "Load": shape({"server_load": COUNT}),
+    "UsageRows": shape(
+        {
+            "object": {"const": "list"},
+            "data": listed(
+                shape(
+                    {"day": TEXT, "key": TEXT, "model": TEXT} | dict.fromkeys(ledger.COUNTS, COUNT)
+                )
+            ),
+        }
+    ),
     "Version": shape({"version": TEXT}),
 }
 
@@ -366,6 +377,18 @@ PATHS: dict[str, dict[str, Schema]] = {
     "/tokenize": {"post": operation("Text or messages to token ids", "Tokens", "TokenizeRequest")},
     "/detokenize": {"post": operation("Token ids to text", "Text", "DetokenizeRequest")},
     "/health": {"get": operation("Whether steps get done", "Status", security=[])},
+    "/ready": {"get": operation("Whether a request would be taken", "Status", security=[])},
+    "/ping": {"get": operation("As /health", "Status")},
+    "/load": {"get": operation("How busy the server is", "Load")},
+    "/usage": {
+        "get": operation(
+            "What keys have used, by day and model",
+            "UsageRows",
+            parameters=[
+                {"name": name, "in": "query", "schema": TEXT} for name in ("since", "until", "key")
+            ],
+        )
+    },
     "/version": {"get": operation("The version", "Version")},
     "/metrics": {"get": text_operation("Prometheus metrics")},
 }
@@ -385,9 +408,12 @@ def document() -> Schema:
         "paths": PATHS,
         "components": {
             "schemas": REQUESTS | ANSWERS,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
-        "security": [{"key": []}, {}],
+        "security": [{"key": []}, {"header": []}, {}],
     }
 
 

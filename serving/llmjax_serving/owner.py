@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from .accounts import KEY
+
 
 def owner_of(request: web.Request) -> str:
-    """The name of the key that a request was sent with."""
-    return request.get("owner") or ""
+    """The name of the key that a request was sent with; "anonymous" where none are asked for."""
+    return request[KEY].name

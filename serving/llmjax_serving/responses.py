@@ -17,6 +17,7 @@ from llmjax.config import ModelConfig
 from llmjax.errors import InvalidRequestError
 from llmjax.request import RequestOutput
 
+from .accounts import meter_of
 from .body import read_json
 from .chat import make_job
 from .formatter import JsonObject
@@ -148,7 +149,9 @@ async def create(request: web.Request) -> web.StreamResponse:
     echo = body.echo | {"store": is_kept}
     formatter = ResponseFormatter(answer_id, state.model_name, echo, chat, plan, tokenizer)
     response = StoredResponse(answer_id, owner, given, formatter, is_kept)
-    outputs = until(response.cancelled, run(engine, [job], engine.metrics, arrival), job)
+    outputs = until(
+        response.cancelled, run(engine, [job], engine.metrics, arrival, meter_of(request)), job
+    )
     store.begin(response)
     try:
         return await respond(request, outputs, formatter, stream=body.stream, num_prompts=1)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
-import socket
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
-from aiohttp.abc import AbstractAccessLogger
 
 from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError, LlmjaxError
 
+from .access_log import ACCESS, AccessLogger, is_ours
 from .app import make_app
 from .batches import running_batches
 from .config import ServerConfig
+from .listen import bind, current_certificate, raise_file_limit, tls_context, url
 from .state import ServerState
 from .stats_log import logged_stats
 
@@ -32,37 +33,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 8190
+"""Of the request line, and of each header."""
+
 LAST_WORDS_SECONDS = 5.0
 """What handlers get, once the engine has stopped, to tell their clients so."""
-
-QUIET_PATHS = frozenset({"/health", "/metrics", "/dashboard/state"})
-"""Asked for every few seconds by machines; logging that hides the rest."""
-
-
-class AccessLogger(AbstractAccessLogger):
-    """A line for each request."""
-
-    def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
-        if request.path not in QUIET_PATHS:
-            what = f"{request.method} {request.path_qs}"
-            self.logger.info("%s %s %d %.3f s", request.remote, what, response.status, time)
-
-
-def bind(config: ServerConfig) -> socket.socket:
-    """A listening socket. Raises ConfigError where the address cannot be had."""
-    with ExitStack() as on_failure:
-        try:
-            family, kind, proto, _, address = socket.getaddrinfo(
-                config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            sock = on_failure.enter_context(socket.socket(family, kind, proto))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-        except (OSError, OverflowError) as error:
-            where = f"{config.host} port {config.port}"
-            raise ConfigError(f"cannot listen on {where}: {error}") from error
-        on_failure.pop_all()
-    return sock
 
 
 def load_engine(config: EngineConfig, group: Group | None) -> AnyEngine:
@@ -135,32 +111,47 @@ class Server:
         Raises:
             LlmjaxError: the port cannot be had or the model cannot be loaded.
         """
-        sock = bind(self.state.config)
+        config = self.state.config
+        raise_file_limit()
+        app, tls, sock = make_app(self.state), tls_context(config), bind(config)
+        logging.getLogger("aiohttp.server").addFilter(is_ours)
         # A client that goes away cancels its handler, which aborts its request.
         runner = web.AppRunner(
-            make_app(self.state),
+            app,
             handler_cancellation=True,
             shutdown_timeout=LAST_WORDS_SECONDS,
+            access_log=ACCESS,
             access_log_class=AccessLogger,
+            access_log_format=config.access_log_format,
+            # Between the end of a request and the end of the next one's headers.
+            keepalive_timeout=config.client_timeout,
+            max_line_size=MAX_HEADER_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
+            max_headers=MAX_HEADERS,
         )
-        await runner.setup()
         try:
-            await web.SockSite(runner, sock, backlog=1024).start()
+            await runner.setup()
+            await web.SockSite(runner, sock, backlog=1024, ssl_context=tls).start()
             self._listen_to_signals()
-            engine = await self._loaded()
-            if engine is None:
-                return 0
-            engine.start()
-            self.state.put(engine)
-            self._on_ready(engine, url(sock, self.state.config.host))
-            interval = self.state.config.log_stats_interval
-            async with logged_stats(engine, interval), running_batches(runner):
-                await first_of(asyncio.ensure_future(engine.ended.wait()), self._stop)
-                if engine.ended.is_set():
-                    return await self._mourn(engine)
-                return await self._drain(engine)
+            async with current_certificate(tls, config):
+                engine = await self._loaded()
+                if engine is None:
+                    return 0
+                engine.start()
+                self.state.put(engine)
+                self._on_ready(engine, url(sock, config))
+                interval = config.log_stats_interval
+                async with logged_stats(engine, interval), running_batches(runner):
+                    await first_of(asyncio.ensure_future(engine.ended.wait()), self._stop)
+                    if engine.ended.is_set():
+                        return await self._mourn(engine)
+                    return await self._drain(engine)
         finally:
             await runner.cleanup()
+            sock.close()
+            if config.uds is not None:
+                with suppress(FileNotFoundError):
+                    os.unlink(config.uds)
             self.state.pool.shutdown(wait=False, cancel_futures=True)
 
     def _listen_to_signals(self) -> None:
@@ -229,14 +220,6 @@ async def first_of(future: asyncio.Future[Any], event: asyncio.Event) -> None:
     waiting = asyncio.ensure_future(event.wait())
     await asyncio.wait({future, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
-
-
-def url(sock: socket.socket, host: str) -> str:
-    """Where a client on this machine reaches the socket."""
-    port = sock.getsockname()[1]
-    if host in ("", "0.0.0.0", "::"):
-        host = "localhost"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def serve(

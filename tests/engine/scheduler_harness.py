@@ -20,6 +20,7 @@ from llmjax.cache.way import GONE, resident_pages
 from llmjax.config import CompileConfig, SchedulerConfig
 from llmjax.engine.buckets import Buckets
 from llmjax.engine.scheduler import Scheduler
+from llmjax.errors import RequestFailedError
 from llmjax.request import (
     FinishReason,
     Request,
@@ -134,6 +135,11 @@ class HashDevice:
         self.host = [None] * host_slots
         self.num_evictions = 0
         self.history = [[None] * max_model_len for _ in range(num_slots)]
+
+    def forget(self) -> None:
+        self.pages = [[None] * self.block_size for _ in self.pages]
+        self.host = [None] * len(self.host)
+        self.history = [[None] * len(row) for row in self.history]
 
     def move(self, transfers) -> None:
         for transfer in transfers:
@@ -325,6 +331,19 @@ class Harness:
         deltas = self.scheduler.abort(request_id, index)
         self._receive(deltas)
         self.scheduler.check_balance()
+        return deltas
+
+    def fail(self) -> list:
+        """The device loses the steps in flight, and all that it and host memory held."""
+        failed = {chunk.seq.request.id for plan, *_ in self.in_flight for chunk in plan.chunks}
+        live = {key for key in self.sequences if key[0] in failed and key not in self.finish}
+        self.in_flight.clear()
+        self.device.forget()
+        deltas = self.scheduler.fail_steps(RequestFailedError("the device fell off"))
+        assert {(delta.request_id, delta.index) for delta in deltas} == live
+        self._receive(deltas)
+        self.scheduler.check_balance()
+        assert not self.pool.num_used and not (self.host and self.host.num_used)
         return deltas
 
     def wait(self, seconds: float) -> list:

@@ -92,6 +92,7 @@ class EngineDouble:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     ends: str = "stop"
     stopped: bool = False
+    queued: int = 0
     pulled: int = 0
     snapshots: int = 0
     running: dict[str, SamplingParams] = field(default_factory=dict)
@@ -114,6 +115,7 @@ class EngineDouble:
         return SimpleNamespace(
             num_running=len(self.running),
             num_waiting=0,
+            num_queued=self.queued,
             pages_used=1,
             pages_cached=1,
             pages_free=2,
@@ -203,6 +205,7 @@ class EngineDouble:
         *,
         prompt: str | None = None,
         options: RequestOptions | None = None,
+        on_cut: Callable[[RequestOutput], None] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         self.running[request_id] = params
         self.seen.append((ids, params))

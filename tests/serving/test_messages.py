@@ -188,7 +188,7 @@ async def test_what_is_refused(field, value):
 
 @run_async
 async def test_failures_have_anthropics_shape():
-    async with client_of(EngineDouble(), ServerConfig(api_key="s3cret")) as client:
+    async with client_of(EngineDouble(), ServerConfig(api_key=("s3cret",))) as client:
         status, body = await post(client)
         assert (status, body["error"]["type"]) == (401, "authentication_error")
     async with client_of(EngineDouble(fails=RuntimeError("ouch"), fails_at=1)) as client:

@@ -17,7 +17,14 @@ from llmjax.config import EngineConfig
 from llmjax.distributed import DistributedConfig, check_together, shared_options
 
 from ..config import ServerConfig
-from .flags import add_engine_flags, add_flags, add_log_level, engine_options, set_up_logging
+from .flags import (
+    add_engine_flags,
+    add_flags,
+    add_log_level,
+    engine_options,
+    log_bare,
+    set_up_logging,
+)
 
 if TYPE_CHECKING:
     from llmjax.engine.async_engine import AsyncEngine
@@ -36,8 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     set_up_logging(getattr(logging, args.log_level.upper()))
+    if getattr(args, "access_log_format", None) == "json":
+        log_bare("llmjax_serving.access")
     engine_config = EngineConfig.of(**engine_options(args))
-    given = {"api_key": os.environ.get("LLMJAX_API_KEY")} | given_of(args, ServerConfig)
+    given = given_of(args, ServerConfig)
+    if "LLMJAX_API_KEY" in os.environ:
+        given.setdefault("api_key", tuple(os.environ["LLMJAX_API_KEY"].split(",")))
     server_config = ServerConfig(**given)
     distributed = DistributedConfig(**given_of(args, DistributedConfig))
     group = None
@@ -107,7 +118,9 @@ def banner(engine: AsyncEngine | PoolingEngine, url: str, config: ServerConfig) 
             "",
             engine.describe(),
             "",
-            f"Ready: {url}/v1" + ("" if config.api_key else " (open: no --api-key)"),
+            f"Ready: {url}/v1"
+            + (f" at {config.uds}" if config.uds is not None else "")
+            + ("" if config.has_keys else " (open: no --api-key)"),
             "Try:",
             f"  {curl(engine, url, config)}",
             "",
@@ -133,6 +146,7 @@ def curl(engine: AsyncEngine | PoolingEngine, url: str, config: ServerConfig) ->
         body["prompt"] = "The capital of France is"
     if not isinstance(engine, PoolingEngine):
         body |= {"temperature": 0, "max_tokens": 64}
-    key = ' -H "Authorization: Bearer $LLMJAX_API_KEY"' if config.api_key else ""
+    key = ' -H "Authorization: Bearer ${LLMJAX_API_KEY%%,*}"' if config.has_keys else ""
     data = shlex.quote(json.dumps(body))
-    return f"curl {url}{path}{key} -H 'Content-Type: application/json' -d {data}"
+    socket = f"--unix-socket {shlex.quote(config.uds)} " if config.uds is not None else ""
+    return f"curl {socket}{url}{path}{key} -H 'Content-Type: application/json' -d {data}"
