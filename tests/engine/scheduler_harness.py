@@ -382,8 +382,11 @@ class Harness:
             # What never ran comes in an order that is not that of arrival.
             ordered = self.config.scheduling_policy == "lpm" or self.config.fair_users
             waits |= ordered and not oldest.turn
-            # Where tokens leave it may need pages that come back when a step has ended.
-            waits |= self.cache.layout.eviction is not None and scheduler._num_promised > 0
+            # Where tokens leave, several came at once, or others are in flight, it may need pages
+            # that come back when a step has ended.
+            grows = self.cache.layout.eviction is not None or oldest.constraint is not None
+            grows |= self.stages > 1
+            waits |= grows and scheduler._num_promised > 0
             assert oldest in rows or waits, "the oldest sequence does not go on"
         if oldest:
             assert oldest.num_preemptions == preemptions, "the oldest was preempted"
@@ -463,6 +466,7 @@ class Harness:
             and not config.fair_users
             and self.cache.layout.windows == (None,)
             and self.cache.layout.eviction is None
+            and not any(seq.constraint for seq in scheduler.lives.running)
         )
         if not is_plain:
             return  # what was to be had before the step cannot be told after it

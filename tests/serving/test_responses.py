@@ -390,7 +390,7 @@ async def test_each_owner_has_its_own():
     async with client_of(EngineDouble()) as client:
         _, body = await post(client)
         store = client.server.app[STORE]
-        store.get(body["id"], "").owner = "another"
+        store.get(body["id"], "anonymous").owner = "another"
         for method, path in (
             ("GET", ""),
             ("DELETE", ""),
