@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 MODEL ?= smollm2-135m-instruct
 PORT ?= 8000
+# All of them; or paths and options of pytest.
+TESTS ?=
 BIN := $(VENV)/bin
 NATIVE := kernels/llmjax_kernels/native
 # What an install is made from.
@@ -41,7 +43,7 @@ serve: $(VENV)/.run ## Set up, fetch the demo model, serve it on PORT (8000)
 	@exec $(BIN)/llmjax serve --model $(MODEL) --port $(PORT)
 
 test: $(VENV)/.dev ## Set up and pass the tests
-	$(BIN)/python -m pytest -n logical --dist loadfile
+	$(BIN)/python -m pytest -n logical --dist loadfile $(TESTS)
 
 # Python is not built for the sanitizer: its run-time must be there first.
 SANITIZED := LLMJAX_SANITIZED=build/sanitize/libllmjax_native.so ASAN_OPTIONS=detect_leaks=0 \
