@@ -105,6 +105,7 @@ ARRAY = re.compile(r"\b(pred|[suf]\d+|bf16)\[([\d,]*)\]")
 MOVES_NOTHING = {"parameter", "tuple", "get-tuple-element", "bitcast", "constant"}
 
 
+KERNEL = re.compile('custom_call_target="(triton_kernel_call|mosaic_gpu_v2)"')
 COLLECTIVE = re.compile(r"= (.*?) (all-[\w]+|reduce-scatter|collective-[\w]+)(?:-start)?\(")
 
 
@@ -120,7 +121,7 @@ class CompiledStep:
         weights: bytes of weights that are read, however often.
         between: bytes that pass from one operation to the next, written and read.
         operations: of all but attention.
-        launches: of Triton kernels.
+        launches: of kernels of ours.
         collectives: the kind and the bytes of each.
     """
 
@@ -228,7 +229,7 @@ def measure(compiled: Any, state: DeviceState) -> CompiledStep:
         weights=weights,
         between=between,
         operations=cost["flops"],
-        launches=text.count('custom_call_target="triton_kernel_call"'),
+        launches=len(KERNEL.findall(text)),
         collectives=collectives(text),
     )
 
@@ -262,13 +263,13 @@ def moved_bytes(text: str) -> tuple[int, int]:
             origin[name] = re.search(r'op_name="([^"]*)"', rest)[1]
         if kind in MOVES_NOTHING:
             continue
-        is_triton = "triton_kernel_call" in rest
-        between += 0 if is_triton else sizes[name]
+        is_kernel = KERNEL.search(rest)
+        between += 0 if is_kernel else sizes[name]
         called = tables.get("".join(re.findall(r"calls=%([\w.\-]+)", rest)), set())
         for place, operand in enumerate(operands):
             if origin[operand].startswith("weights"):
                 weights += 0 if place in called else sizes[operand]
-            elif not (is_triton or origin[operand].startswith("state")):
+            elif not (is_kernel or origin[operand].startswith("state")):
                 between += sizes[operand]
     return weights, between
 
