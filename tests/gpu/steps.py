@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -251,6 +252,8 @@ def moved_bytes(text: str) -> tuple[int, int]:
     sizes: dict[str, int] = {}
     origin: dict[str, str] = {}
     tables = picked_from(text)
+    # XLA puts a kernel into a fusion with the slices of what it takes.
+    launching = {name for name, block in computations(text) if KERNEL.search(block)}
     weights = between = 0
     for line in text[text.index("\nENTRY") :].splitlines():
         if not (match := INSTRUCTION.match(line)):
@@ -263,9 +266,10 @@ def moved_bytes(text: str) -> tuple[int, int]:
             origin[name] = re.search(r'op_name="([^"]*)"', rest)[1]
         if kind in MOVES_NOTHING:
             continue
-        is_kernel = KERNEL.search(rest)
+        callee = "".join(re.findall(r"calls=%([\w.\-]+)", rest))
+        is_kernel = KERNEL.search(rest) or callee in launching
         between += 0 if is_kernel else sizes[name]
-        called = tables.get("".join(re.findall(r"calls=%([\w.\-]+)", rest)), set())
+        called = tables.get(callee, set())
         for place, operand in enumerate(operands):
             if origin[operand].startswith("weights"):
                 weights += 0 if place in called else sizes[operand]
@@ -274,13 +278,17 @@ def moved_bytes(text: str) -> tuple[int, int]:
     return weights, between
 
 
+def computations(text: str) -> Iterator[tuple[str, str]]:
+    """Those that a program's entry calls: name and text."""
+    for block in text.split("\n\n"):
+        if title := re.search(r"^%([\w.\-]+) \(", block, re.MULTILINE):
+            yield title[1], block
+
+
 def picked_from(text: str) -> dict[str, set[int]]:
     """Parameters of each computation of which only rows are picked, by its name."""
     found: dict[str, set[int]] = {}
-    for block in text.split("\n\n"):
-        title = re.search(r"^%([\w.\-]+) \(", block, re.MULTILINE)
-        if title is None:
-            continue
+    for title, block in computations(text):
         parameters: dict[str, int] = {}
         rows, whole = set(), set()
         for name, _, kind, arguments, _ in map(re.Match.groups, INSTRUCTION.finditer(block)):
@@ -290,7 +298,7 @@ def picked_from(text: str) -> dict[str, set[int]]:
             picked = operands[:1] if kind == "gather" else []
             rows |= {*picked}
             whole |= {*operands[len(picked) :]}
-        found[title[1]] = {parameters[x] for x in rows - whole if x in parameters}
+        found[title] = {parameters[x] for x in rows - whole if x in parameters}
     return found
 
 

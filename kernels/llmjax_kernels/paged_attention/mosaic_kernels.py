@@ -14,6 +14,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import ShapeDtypeStruct, lax
 from jax.experimental import pallas as pl
@@ -55,6 +56,7 @@ class Cut(NamedTuple):
     least: int
 
 
+@partial(jax.jit, static_argnames=("arithmetic", "cut"))  # traced once for all layers
 def attend(
     q: Float[Array, "S K group H"],
     k_pages: Float[Array, "pages page_size K H"],
