@@ -88,7 +88,7 @@ def attend(
 
     kv = shared(cut.stages, warpgroups, KEYS, width)
     sums = ShapeDtypeStruct((S, K, cut.splits, ROWS), jnp.float32)
-    return plgpu.kernel(
+    run = plgpu.kernel(
         partial(_attend_decodes, arithmetic=arithmetic, cut=cut, group=group, copied=copied),
         out_type=[ShapeDtypeStruct((S, K * group, cut.splits, H), jnp.float32), sums, sums],
         scratch_types=[
@@ -105,7 +105,8 @@ def attend(
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(approx_math=True),
         kernel_name="attend_decodes",
-    )(q, k_pages, v_pages, kv_lens, block_tables)
+    )
+    return tuple(run(q, k_pages, v_pages, kv_lens, block_tables))
 
 
 def _attend_decodes(
