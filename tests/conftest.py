@@ -26,6 +26,8 @@ install_import_hook(
         # Not triton_kernels: Triton reads the source of its functions as it stands there.
         "llmjax_kernels.paged_attention.dispatch",
         "llmjax_kernels.paged_attention.jax_triton",
+        "llmjax_kernels.paged_attention.mosaic_gpu",
+        "llmjax_kernels.paged_attention.mosaic_kernels",
         "llmjax_kernels.paged_attention.reference",
         "llmjax_kernels.quant_matmul.dispatch",
         "llmjax_kernels.quant_matmul.jax_triton",

@@ -19,6 +19,8 @@ from pathlib import Path
 TARGETS = ("a100", "h100", "h200")
 SAME_KERNELS = {"h200": "h100"}
 """Targets whose kernels are those of another, which is checked: their chips are the same."""
+HOPPER = 90
+"""Compute capability."""
 TOLERANCE = 1.1
 """Of bytes and operations, over the least there can be."""
 
@@ -145,17 +147,37 @@ def check_faults(check, target, mesh) -> None:
         [code] = [code for code in codes if code.kernel == "attend"]
         found = code.spilled if "spills" in fault else code.shared > target.shared_of_block
         check(f"fault: {fault}", bool(found) and not code.fits(target), code)
+    if target.gpu.compute_capability == HOPPER:
+        check_fault_of_mosaic(check, target, mesh)
+
+
+def check_fault_of_mosaic(check, target, mesh) -> None:
+    from kernels import Case, machine_code
+    from llmjax_kernels.paged_attention import mosaic_kernels
+
+    chosen = mosaic_kernels.MOST_CHANNELS
+    mosaic_kernels.MOST_CHANNELS = 256
+    try:
+        codes = list(machine_code(target, mesh, Case(head_dim=256, heads=24), dumps()))
+    finally:
+        mosaic_kernels.MOST_CHANNELS = chosen
+    [code] = [code for code in codes if code.kernel.startswith("attend_decodes")]
+    check("fault: a warpgroup that spills", code.spilled > 0 and not code.fits(target), code)
 
 
 def dumps() -> Path:
-    """Where jax-triton writes what it compiles."""
-    return Path(os.environ["JAX_TRITON_DUMP_DIR"])
+    """Where kernels are written that are compiled."""
+    return Path(os.environ["JAX_TRITON_DUMP_DIR"]).parent
 
 
 def run(name: str) -> tuple[str, int, str]:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        env = os.environ | {"JAX_TRITON_DUMP_DIR": folder, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        folders = {"JAX_TRITON_DUMP_DIR": "triton", "MOSAIC_GPU_DUMP_TO": "mosaic"}
+        env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+        for variable, toolkit in folders.items():
+            (path := Path(folder, toolkit)).mkdir()
+            env[variable] = str(path)
         command = [sys.executable, "-W", "ignore", __file__, "--one", name]
         done = subprocess.run(command, env=env, capture_output=True, text=True)
     said = done.stdout + (done.stderr[-4000:] if done.returncode else "")

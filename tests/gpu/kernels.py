@@ -1,7 +1,8 @@
-"""Kernels as machine code: what ptxas says of those that jax-triton made."""
+"""Kernels as machine code: what ptxas says of those that jax-triton and Mosaic GPU made."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -33,8 +34,13 @@ class Compiled(Protocol):
 
 @dataclass(frozen=True)
 class Case:
-    """One layer's attention in one bucket (T, S)."""
+    """One layer's attention in one bucket (T, S).
 
+    Attributes:
+        kernels: LLMJAX_KERNELS.
+    """
+
+    kernels: str = ""
     tokens: int = 8
     seqs: int = 8
     heads: int = 32
@@ -63,6 +69,7 @@ class Case:
         sinks = shape((self.heads,), self.dtype) if self.sinks else None
         rest = (ints((S + 1,)), ints((S,)), ints((S, TABLE)), sinks)
         shapes = (q, k, k, PagedKV(pages, pages, format), *rest)
+        os.environ["LLMJAX_KERNELS"] = self.kernels
         return compile_for(target, mesh, attention, *shapes, donate=(3,) if donate else ())
 
 
@@ -76,6 +83,7 @@ def both(name: str, **options: object) -> dict[str, Case]:
 
 CASES = {
     **both("head 128"),
+    "head 128 decode, Triton's": Case(kernels="triton"),
     "decode of one": Case(tokens=1, seqs=1),
     "mixed of few": Case(tokens=32, seqs=8),
     **both("head 64, group 7", head_dim=64, heads=56),
@@ -83,9 +91,9 @@ CASES = {
     **both("head 96, group 3, float16", head_dim=96, heads=24, dtype="float16", kv="float16"),
     **both("head 256, window, softcap", head_dim=256, heads=16, window=4096, softcap=50.0),
     **both("head 64, group 8, window, sinks", head_dim=64, heads=64, window=128, sinks=True),
-    **both("int8", kv="int8"),
-    **both("e4m3", kv="fp8_e4m3"),
-    **both("e5m2, head 256", kv="fp8_e5m2", head_dim=256, heads=16),
+    **both("pages of int8", kv="int8"),
+    **both("pages of e4m3", kv="fp8_e4m3"),
+    **both("pages of e5m2, head 256", kv="fp8_e5m2", head_dim=256, heads=16),
     **both("float32", dtype="float32", kv="float32"),
     **both("float32, head 256, group 32", dtype="float32", kv="float32", head_dim=256, kv_heads=1),
     **both("group 71, head 64", heads=71, kv_heads=1, head_dim=64),
@@ -123,16 +131,28 @@ def machine_code(target: Target, mesh: Mesh, case: Compiled, dumps: Path) -> Ite
     """Of the kernels of one case that no earlier case had.
 
     Args:
-        dumps: where jax-triton writes what it compiles (JAX_TRITON_DUMP_DIR).
+        dumps: where jax-triton and Mosaic GPU write what they compile, in folders of these names.
     """
-    known = set(dumps.iterdir())
+
+    def ptx() -> set[Path]:
+        return {*dumps.glob("triton/*/*.ptx"), *dumps.glob("mosaic/*.ptx")}
+
+    known = ptx()
     case.compile(target, mesh)
-    for folder in sorted(set(dumps.iterdir()) - known):
-        yield assemble(target, next(folder.glob("*.ptx")))
+    for path in sorted(ptx() - known):
+        yield (of_mosaic if path.parent.name == "mosaic" else assemble)(target, path)
+
+
+def of_mosaic(target: Target, ptx: Path) -> MachineCode:
+    """What ptxas made of a kernel of Mosaic GPU when that was compiled."""
+    launch = ptx.with_suffix(".before_layout_inference.txt").read_text()
+    shared = int(re.findall(r"dynamic_shared_memory_size %c(\d+)_i32", launch)[0])
+    threads = int(re.findall(r"\.maxntid (\d+)", ptx.read_text())[0])
+    return measure(target, ptx.stem, ptx.with_suffix(".ptxas").read_text(), threads, shared)
 
 
 def assemble(target: Target, ptx: Path) -> MachineCode:
-    """What ptxas makes of one kernel.
+    """What ptxas makes of a kernel of Triton.
 
     Raises:
         RuntimeError: nothing; carries what it said.
@@ -144,12 +164,17 @@ def assemble(target: Target, ptx: Path) -> MachineCode:
     info = ptx.with_suffix(".compile_info").read_text()
     shared = int(re.findall(r"shared_mem_bytes: (\d+)", info)[0])
     threads = int(re.findall(r"\.reqntid (\d+)", ptx.read_text())[0])
-    registers = int(re.findall(r"Used (\d+) registers", done.stderr)[0])
-    spilled = sum(int(n) for n in re.findall(r"(\d+) bytes spill", done.stderr))
+    return measure(target, ptx.stem, done.stderr, threads, shared)
+
+
+def measure(target: Target, name: str, report: str, threads: int, shared: int) -> MachineCode:
+    """Of what ptxas says of a kernel."""
+    registers = int(re.findall(r"Used (\d+) registers", report)[0])
+    spilled = sum(int(n) for n in re.findall(r"(\d+) bytes spill", report))
     blocks = min(
         # Registers are handed out to warps, 256 at a time.
         REGISTERS // (-(-registers * 32 // 256) * 256 * threads // 32),
         target.shared // (shared + BLOCK_OVERHEAD),
         THREADS // threads,
     )
-    return MachineCode(ptx.stem, threads, registers, spilled, shared, blocks)
+    return MachineCode(name, threads, registers, spilled, shared, blocks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -105,6 +106,7 @@ ARRAY = re.compile(r"\b(pred|[suf]\d+|bf16)\[([\d,]*)\]")
 MOVES_NOTHING = {"parameter", "tuple", "get-tuple-element", "bitcast", "constant"}
 
 
+KERNEL = re.compile('custom_call_target="(triton_kernel_call|mosaic_gpu_v2)"')
 COLLECTIVE = re.compile(r"= (.*?) (all-[\w]+|reduce-scatter|collective-[\w]+)(?:-start)?\(")
 
 
@@ -120,7 +122,7 @@ class CompiledStep:
         weights: bytes of weights that are read, however often.
         between: bytes that pass from one operation to the next, written and read.
         operations: of all but attention.
-        launches: of Triton kernels.
+        launches: of kernels of ours.
         collectives: the kind and the bytes of each.
     """
 
@@ -228,7 +230,7 @@ def measure(compiled: Any, state: DeviceState) -> CompiledStep:
         weights=weights,
         between=between,
         operations=cost["flops"],
-        launches=text.count('custom_call_target="triton_kernel_call"'),
+        launches=len(KERNEL.findall(text)),
         collectives=collectives(text),
     )
 
@@ -250,6 +252,8 @@ def moved_bytes(text: str) -> tuple[int, int]:
     sizes: dict[str, int] = {}
     origin: dict[str, str] = {}
     tables = picked_from(text)
+    # XLA puts a kernel into a fusion with the slices of what it takes.
+    launching = {name for name, block in computations(text) if KERNEL.search(block)}
     weights = between = 0
     for line in text[text.index("\nENTRY") :].splitlines():
         if not (match := INSTRUCTION.match(line)):
@@ -262,24 +266,29 @@ def moved_bytes(text: str) -> tuple[int, int]:
             origin[name] = re.search(r'op_name="([^"]*)"', rest)[1]
         if kind in MOVES_NOTHING:
             continue
-        is_triton = "triton_kernel_call" in rest
-        between += 0 if is_triton else sizes[name]
-        called = tables.get("".join(re.findall(r"calls=%([\w.\-]+)", rest)), set())
+        callee = "".join(re.findall(r"calls=%([\w.\-]+)", rest))
+        is_kernel = KERNEL.search(rest) or callee in launching
+        between += 0 if is_kernel else sizes[name]
+        called = tables.get(callee, set())
         for place, operand in enumerate(operands):
             if origin[operand].startswith("weights"):
                 weights += 0 if place in called else sizes[operand]
-            elif not (is_triton or origin[operand].startswith("state")):
+            elif not (is_kernel or origin[operand].startswith("state")):
                 between += sizes[operand]
     return weights, between
+
+
+def computations(text: str) -> Iterator[tuple[str, str]]:
+    """Those that a program's entry calls: name and text."""
+    for block in text.split("\n\n"):
+        if title := re.search(r"^%([\w.\-]+) \(", block, re.MULTILINE):
+            yield title[1], block
 
 
 def picked_from(text: str) -> dict[str, set[int]]:
     """Parameters of each computation of which only rows are picked, by its name."""
     found: dict[str, set[int]] = {}
-    for block in text.split("\n\n"):
-        title = re.search(r"^%([\w.\-]+) \(", block, re.MULTILINE)
-        if title is None:
-            continue
+    for title, block in computations(text):
         parameters: dict[str, int] = {}
         rows, whole = set(), set()
         for name, _, kind, arguments, _ in map(re.Match.groups, INSTRUCTION.finditer(block)):
@@ -289,7 +298,7 @@ def picked_from(text: str) -> dict[str, set[int]]:
             picked = operands[:1] if kind == "gather" else []
             rows |= {*picked}
             whole |= {*operands[len(picked) :]}
-        found[title[1]] = {parameters[x] for x in rows - whole if x in parameters}
+        found[title] = {parameters[x] for x in rows - whole if x in parameters}
     return found
 
 

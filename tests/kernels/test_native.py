@@ -20,7 +20,7 @@ ORDER = ("amx", "avx512", "avx2", "generic")
 
 
 def test_the_environment_decides(monkeypatch):
-    for value, expected in [("", True), ("native", True), ("xla", False)]:
+    for value, expected in [("", True), ("native", True), ("triton", True), ("xla", False)]:
         monkeypatch.setenv("LLMJAX_KERNELS", value)
         assert native.available() is expected
     monkeypatch.delenv("LLMJAX_KERNELS")
@@ -29,7 +29,9 @@ def test_the_environment_decides(monkeypatch):
 
 def test_another_value_is_refused(monkeypatch):
     monkeypatch.setenv("LLMJAX_KERNELS", "cuda")
-    with pytest.raises(RuntimeError, match="LLMJAX_KERNELS is 'cuda', allowed: xla, native"):
+    with pytest.raises(
+        RuntimeError, match="LLMJAX_KERNELS is 'cuda', allowed: xla, triton, native"
+    ):
         native.available()
 
 

@@ -6,16 +6,19 @@ from jaxtyping import Array, Float
 
 from ..layout import PagedKV, RaggedBatch
 from ..triton_call import available
-from . import jax_triton, reference
+from . import jax_triton, mosaic_gpu, reference
 from .args import AttentionArgs, AttentionSpec
 
-BACKENDS = (jax_triton, reference)
+BACKENDS = (mosaic_gpu, jax_triton, reference)
 """The first that supports what is asked for computes it."""
 
 
 def serving() -> str:
     """What computes a step here, for people."""
-    return "Triton attention, XLA" if available() else "XLA"
+    if not available():
+        return "XLA"
+    mosaic = "Mosaic GPU and " if mosaic_gpu.serves() else ""
+    return f"{mosaic}Triton attention, XLA"
 
 
 def paged_attention(

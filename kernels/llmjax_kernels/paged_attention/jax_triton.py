@@ -19,7 +19,7 @@ from ..gpu import Gpu, target
 from ..kv_format import SCALE_BYTES
 from ..layout import PagedKV
 from ..triton_call import HOPPER, available, launch, power_of_two
-from .args import AttentionArgs
+from .args import AttentionArgs, AttentionSpec
 
 WIDEST = 256
 """Channels of a head."""
@@ -67,11 +67,14 @@ def run(args: AttentionArgs) -> tuple[Float[Array, "T N H"], PagedKV]:
 
     gpu = target()
     assert gpu is not None  # supports() has said so
-    kv = _write(kernels, gpu, args)
+    kv = write(args, gpu)
     return _attend(kernels, gpu, args._replace(kv=kv)), kv
 
 
-def _write(kernels: ModuleType, gpu: Gpu, args: AttentionArgs) -> PagedKV:
+def write(args: AttentionArgs, gpu: Gpu) -> PagedKV:
+    """The pages with the step's keys and values, in place."""
+    from . import triton_kernels as kernels
+
     kv, batch = args.kv, args.batch
     S, P = batch.block_tables.shape
     T, K, _ = args.k.shape
@@ -109,15 +112,12 @@ def _attend(kernels: ModuleType, gpu: Gpu, args: AttentionArgs) -> Float[Array, 
     shape = choose_shape(args, gpu)
     split = shape.splits > 1
     tiles = S if batch.decode_only else T // shape.tile + S + 1
-    sinks = jnp.zeros(1, jnp.float32) if args.sinks is None else args.sinks.astype(jnp.float32)
     tables = (batch.query_starts, batch.kv_lens, batch.block_tables)
-    inputs = (q, kv.k, kv.v, *tables, sinks, T, S, P)
+    inputs = (q, kv.k, kv.v, *tables, _sinks(args), T, S, P)
     result = ShapeDtypeStruct(q.shape, q.dtype)
     parts = (T, N, shape.splits)
     sums = ShapeDtypeStruct(parts if split else (1,), jnp.float32)
-    scale, cap = spec.scale * LOG2E, 0.0
-    if spec.softcap is not None:
-        scale, cap = 2 * scale / spec.softcap, spec.softcap * LOG2E
+    scale, cap = scale_and_cap(spec)
     out, largest, total = launch(
         kernels.attend,
         (tiles, K, shape.splits),
@@ -141,21 +141,41 @@ def _attend(kernels: ModuleType, gpu: Gpu, args: AttentionArgs) -> Float[Array, 
         **_types(kernels, args),
         **_rows(kernels, args),
     )
-    if not split:
-        return out
+    return combine(args, gpu, out, largest, total) if split else out
+
+
+def combine(
+    args: AttentionArgs,
+    gpu: Gpu,
+    parts: Float[Array, "T N splits H"],
+    largest: Float[Array, "T N splits"],
+    total: Float[Array, "T N splits"],
+) -> Float[Array, "T N H"]:
+    """The result from those of splits, in float32; see the kernels `attend` and `combine`."""
+    from . import triton_kernels as kernels
+
+    T, N, splits, H = parts.shape
     return launch(
         kernels.combine,
         (T * N,),
-        (out, largest, total, sinks, shape.splits),
-        [result],
+        (parts, largest, total, _sinks(args), splits),
+        [ShapeDtypeStruct(args.q.shape, args.q.dtype)],
         {},
         gpu=gpu,
-        SPLITS=power_of_two(shape.splits),
+        SPLITS=power_of_two(splits),
         HEADS=N,
         H=H,
         WIDTH=_width(H),
         SINKS=args.sinks is not None,
     )[0]
+
+
+def scale_and_cap(spec: AttentionSpec) -> tuple[float, float]:
+    """What the kernels compute scores with, in units of log 2: scale * q.k, or where there is a
+    cap cap * tanh(scale / (2 log2 e) * q.k)."""
+    if spec.softcap is None:
+        return spec.scale * LOG2E, 0.0
+    return 2 * spec.scale * LOG2E / spec.softcap, spec.softcap * LOG2E
 
 
 def choose_shape(args: AttentionArgs, gpu: Gpu) -> Shape:
@@ -164,7 +184,7 @@ def choose_shape(args: AttentionArgs, gpu: Gpu) -> Shape:
     How many splits there are depends on the bucket alone; where they begin, on the true lengths.
     """
     T, N, H = args.q.shape
-    S, P = args.batch.block_tables.shape
+    S = args.batch.block_tables.shape[0]
     K, decode_only = args.kv.k.shape[2], args.batch.decode_only
     group, width = N // K, _width(H)
     exact = _dot_type(args) == jnp.float32  # multiplied one by one, in registers
@@ -178,11 +198,22 @@ def choose_shape(args: AttentionArgs, gpu: Gpu) -> Shape:
     rows = max(rows, 16, power_of_two(group))
     tile = 1 if decode_only else rows // group
     tiles = S if decode_only else T // tile + S + 1
-    splits = -(-FILL * gpu.multiprocessors // (tiles * K))
-    splits = min(splits, P * args.kv.page_size // LEAST_KEYS, MOST_SPLITS)
+    splits = choose_splits(args, tiles, gpu)
     large = width > 128 or (hopper and rows > 16) if exact else rows * width >= most
     warps = 8 if large else 4
-    return Shape(tile, rows, keys, warps, 2 if exact else 3, max(1, splits))
+    return Shape(tile, rows, keys, warps, 2 if exact else 3, splits)
+
+
+def choose_splits(args: AttentionArgs, tiles: int, gpu: Gpu) -> int:
+    """As many programs for each of `tiles` and kv heads as fill the chip."""
+    _, page_size, K, _ = args.kv.k.shape
+    filled = -(-FILL * gpu.multiprocessors // (tiles * K))
+    most = args.batch.block_tables.shape[1] * page_size // LEAST_KEYS
+    return max(1, min(filled, most, MOST_SPLITS))
+
+
+def _sinks(args: AttentionArgs) -> Float[Array, " N_or_1"]:
+    return jnp.zeros(1, jnp.float32) if args.sinks is None else args.sinks.astype(jnp.float32)
 
 
 def _dot_type(args: AttentionArgs) -> jnp.dtype:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from llmjax_kernels import triton_call
 from llmjax_kernels.gpu import Gpu, compiling_for
 from llmjax_kernels.layout import PagedKV, make_ragged_batch
-from llmjax_kernels.paged_attention import AttentionArgs, jax_triton, reference
+from llmjax_kernels.paged_attention import AttentionArgs, jax_triton, mosaic_gpu, reference
 
 GPU = Gpu(compute_capability=90, multiprocessors=132)
 MIXED = [(0, 35), (37, 17), (75, 1), (0, 1), (0, 0), (64, 2), (0, 0)]
@@ -46,6 +46,17 @@ CASES = {
     "e4m3": Case(kv_dtype="fp8_e4m3", head_dim=80),
     "e5m2, pages of 64": Case(kv_dtype="fp8_e5m2", page_size=64),
 }
+HOPPER_CASES = {
+    "gqa 3, head 64": Case(heads=6, kv_heads=2, head_dim=64, kv_dtype="bfloat16"),
+    "head 128, window, pages of 8": Case(
+        heads=2, kv_heads=1, head_dim=128, page_size=8, window=70, kv_dtype="bfloat16"
+    ),
+    "head 128, float16, pages of 128": Case(
+        heads=8, kv_heads=1, head_dim=128, page_size=128, kv_dtype="float16"
+    ),
+    "head 256, softcap": Case(heads=2, kv_heads=1, head_dim=256, softcap=1.5, kv_dtype="bfloat16"),
+}
+"""What Mosaic GPU's kernel takes."""
 TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 """Of the greatest result of a row; that of queries or of floats in pages, whichever is more."""
 STEPS = {"int8": 1.01 / 127, "fp8_e4m3": 2.0**-3, "fp8_e5m2": 2.0**-2}
@@ -82,6 +93,21 @@ def triton_backend(monkeypatch):
     return run
 
 
+def mosaic_backend(monkeypatch):
+    """Between Triton's kernels, in its interpreter, Mosaic GPU's in its own."""
+    triton_backend(monkeypatch)
+    if jax.__version_info__ < mosaic_gpu.OLDEST_JAX:
+        pytest.skip("Mosaic GPU's interpreter is not complete in this version of jax")
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    def run(*args):
+        with compiling_for(GPU), plgpu.force_gpu_interpret_mode():
+            assert mosaic_gpu.supports(AttentionArgs(*args))
+            return mosaic_gpu.run(AttentionArgs(*args))
+
+    return run
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_prompts_chunks_and_decodes_in_one_step(backend, case):
     check(backend, case, MIXED, "float32")
@@ -109,6 +135,49 @@ def test_takes_float16(backend):
 def test_sinks(backend, name):
     check(backend, CASES[name], MIXED, "float32", sinks=True)
     check(backend, CASES[name], DECODES, "float32", decode_only=True, sinks=True)
+
+
+@pytest.mark.parametrize("case", HOPPER_CASES.values(), ids=HOPPER_CASES)
+def test_decodes_on_hopper(monkeypatch, case):
+    backend = mosaic_backend(monkeypatch)
+    check(backend, case, DECODES, case.kv_dtype, decode_only=True, sinks=case.softcap is None)
+
+
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_hopper_waits_for_what_it_reads(monkeypatch, head_dim):
+    assert not is_out_of_step(monkeypatch, head_dim)
+
+
+def test_not_waiting_is_seen(monkeypatch):
+    plgpu = pytest.importorskip("jax.experimental.pallas.mosaic_gpu")
+    monkeypatch.setattr(plgpu, "barrier_wait", lambda barrier: None)
+    assert is_out_of_step(monkeypatch, 64)
+
+
+def is_out_of_step(monkeypatch, head_dim):
+    """Whether Mosaic's interpreter finds a race, or a barrier that nobody waits for: one sequence
+    of four blocks, the last not full."""
+    mosaic_backend(monkeypatch)  # or it skips
+    from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as interpreter
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    from llmjax_kernels.paged_attention import mosaic_kernels as kernels
+
+    q = jnp.ones((1, 1, 3, head_dim), jnp.bfloat16)
+    pages = jnp.ones((8, 32, 1, head_dim), jnp.bfloat16)
+    lens, tables = jnp.full(1, 200, jnp.int32), jnp.arange(8, dtype=jnp.int32)[None]
+    arithmetic, cut = kernels.Arithmetic(0.1, 0.0, 0), kernels.Cut(splits=1, stages=2, least=1)
+    try:
+        with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
+            attend = kernels.attend.__wrapped__  # not as an earlier test has traced it
+            result = attend(q, pages, pages, lens, tables, arithmetic, cut)
+            jax.block_until_ready(result)
+    except jax.errors.JaxRuntimeError as error:
+        said = ("RACE DETECTED", "no threads observed", "had only observed")
+        assert any(message in str(error) for message in said)
+        interpreter.reset_gpu_interpret_mode_state()
+        return True
+    return interpreter.get_races().races_found
 
 
 RUN = st.tuples(st.integers(0, 150), st.sampled_from([0, 1, 1, 2, 17, 30]))

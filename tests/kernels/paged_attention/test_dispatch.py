@@ -15,15 +15,27 @@ from llmjax_kernels import triton_call
 from llmjax_kernels.gpu import Gpu, compiling_for, target
 from llmjax_kernels.kv_format import KV_FORMATS
 from llmjax_kernels.layout import PagedKV, RaggedBatch
-from llmjax_kernels.paged_attention import AttentionArgs, AttentionSpec, jax_triton, serving
+from llmjax_kernels.paged_attention import (
+    AttentionArgs,
+    AttentionSpec,
+    jax_triton,
+    mosaic_gpu,
+    serving,
+)
 
-A100, H100, OLD = Gpu(80, 108), Gpu(90, 132), Gpu(75, 72)
+A100, H100, BLACKWELL, OLD = Gpu(80, 108), Gpu(90, 132), Gpu(100, 148), Gpu(75, 72)
 
 
 @pytest.fixture
 def installed(monkeypatch):
     monkeypatch.setattr(triton_call, "installed", lambda: True)
     monkeypatch.delenv("LLMJAX_KERNELS", raising=False)
+
+
+@pytest.fixture
+def hopper(installed, monkeypatch):
+    """A jax whose Mosaic GPU is trusted."""
+    monkeypatch.setattr(jax, "__version_info__", mosaic_gpu.OLDEST_JAX)
 
 
 def arguments(T=8, S=8, N=8, K=2, H=64, dtype="bfloat16", kv="bfloat16", P=64, page_size=16):
@@ -58,8 +70,62 @@ def test_triton_serves_on_gpus_from_a100_on(installed, monkeypatch):
     with compiling_for(H100):
         assert not jax_triton.supports(arguments())
         assert serving() == "XLA"
-        monkeypatch.delenv("LLMJAX_KERNELS")
+    monkeypatch.delenv("LLMJAX_KERNELS")
+    with compiling_for(A100):
         assert serving() == "Triton attention, XLA"
+
+
+def test_mosaic_gpu_serves_on_hopper(hopper, monkeypatch):
+    for gpu, ok in ((A100, False), (BLACKWELL, False)):
+        with compiling_for(gpu):
+            assert mosaic_gpu.supports(arguments()) is ok
+    with compiling_for(H100):
+        assert mosaic_gpu.supports(arguments())
+        assert serving() == "Mosaic GPU and Triton attention, XLA"
+        for value in ("triton", "xla"):
+            monkeypatch.setenv("LLMJAX_KERNELS", value)
+            assert not mosaic_gpu.supports(arguments())
+            assert jax_triton.supports(arguments()) is (value == "triton")
+
+
+def test_an_older_jax_is_served_by_triton(hopper, monkeypatch):
+    monkeypatch.setattr(jax, "__version_info__", (0, 10, 2))
+    with compiling_for(H100):
+        assert not mosaic_gpu.supports(arguments())
+        assert jax_triton.supports(arguments())
+
+
+@pytest.mark.parametrize(
+    "different",
+    [
+        {"T": 64},  # prompts
+        {"H": 80},
+        {"dtype": "float32", "kv": "float32"},
+        {"kv": "float16"},
+        {"kv": "int8"},
+        {"page_size": 4},
+        {"page_size": 24},
+        {"page_size": 96},
+        {"N": 130, "K": 2},  # heads of a group
+    ],
+    ids=str,
+)
+def test_what_mosaic_gpu_does_not_support_is_left_to_triton(hopper, different):
+    with compiling_for(H100):
+        assert not mosaic_gpu.supports(arguments(**different))
+        assert jax_triton.supports(arguments(**different))
+
+
+def test_mosaic_gpu_takes_pages_and_groups_of_many_sizes(hopper):
+    with compiling_for(H100):
+        for page_size in (8, 16, 32, 64, 128, 192):
+            assert mosaic_gpu.supports(arguments(page_size=page_size))
+        for group in (1, 7, 64):
+            assert mosaic_gpu.supports(arguments(N=2 * group, dtype="float16", kv="float16"))
+
+
+def test_two_programs_of_mosaic_gpu_fit_a_multiprocessor():
+    assert [mosaic_gpu.choose_stages(head_dim) for head_dim in mosaic_gpu.HEAD_DIMS] == [4, 2, 2]
 
 
 def test_what_triton_does_not_support_is_left_to_xla(installed):
