@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .beam_search import BeamSearchParams
+from .message import ChatMessage, ToolCall
+from .pooled import EmbeddingOutput, RerankOutput, ScoreOutput
 from .request import (
     CompletionOutput,
     Logprob,
@@ -27,12 +29,17 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "BeamSearchParams",
+    "ChatMessage",
     "CompletionOutput",
+    "EmbeddingOutput",
     "Logprob",
     "RequestOptions",
     "RequestOutput",
+    "RerankOutput",
     "SamplingParams",
+    "ScoreOutput",
     "StructuredOutputs",
+    "ToolCall",
 ]
 
 

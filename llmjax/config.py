@@ -15,6 +15,12 @@ KV_EVICTIONS = ("streaming", "snapkv")
 POLICIES = ("fcfs", "priority", "lpm")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8", "int4", "fp8")
+POOLINGS = ("mean", "cls", "last", "max")
+TOOL_CALL_PARSERS = (
+    *("auto", "deepseek_v3", "deepseek_v31", "functiongemma", "gpt_oss", "hermes", "json"),
+    *("llama3_json", "mistral", "mistral_args", "pythonic"),
+)
+REASONING_PARSERS = ("auto", "deepseek_r1", "gpt_oss", "mistral", "qwen3")
 DEFAULT_KV_BUDGET = 2048
 PREFILL_ADDRESS = re.compile(
     r"memory|shm://(?P<name>[\w.-]{1,80})|tcp://(?P<host>[^:/\[\]]+|\[[^\]]+\]):(?P<port>\d{1,5})"
@@ -66,6 +72,14 @@ class ModelConfig:
             (the embedding too, where the two are one) at int8. "fp8" is for GPUs: E4M3 with a
             scale a row, activations likewise where the GPU multiplies FP8 (from H100 on); the
             embedding and what gives the logits stay as they are.
+        tool_call_parser: how the model writes calls of functions in a chat: hermes (Qwen too),
+            llama3_json, mistral, mistral_args, pythonic, deepseek_v3, deepseek_v31, gpt_oss,
+            functiongemma or json. "auto" goes by the chat template, none reads no calls.
+        reasoning_parser: how it writes what it thinks first: deepseek_r1, qwen3, mistral or
+            gpt_oss. "auto" goes by the chat template, none leaves it in the answer's content.
+        pooling: makes embeddings of the hidden states of a model that would generate, or in
+            another way than its files say: their "mean" or "max", that of the first token ("cls")
+            or of the last one ("last").
     """
 
     model: str
@@ -75,12 +89,28 @@ class ModelConfig:
     served_model_name: str | None = None
     chat_template: str | None = None
     quantization: str | None = None
+    tool_call_parser: str | None = "auto"
+    reasoning_parser: str | None = "auto"
+    pooling: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.model, os.PathLike):
             object.__setattr__(self, "model", os.fspath(self.model))
         check_types(self)
         check_weight_types(self.dtype, self.quantization)
+        for name, allowed in (
+            ("tool_call_parser", TOOL_CALL_PARSERS),
+            ("reasoning_parser", REASONING_PARSERS),
+        ):
+            value = getattr(self, name)
+            _require(
+                value is None or value in allowed,
+                f"{name} is {value!r}, allowed: {', '.join(allowed)}, or none",
+            )
+        _require(
+            self.pooling is None or self.pooling in POOLINGS,
+            f"pooling is {self.pooling!r}, allowed: {', '.join(POOLINGS)}, or none",
+        )
         _require(
             self.max_model_len is None or self.max_model_len >= 2,
             f"max_model_len is {self.max_model_len}, allowed: 2 or more (a token in, a token out)",

@@ -1,8 +1,8 @@
 """Every error a user of llmjax can meet, as one typed tree.
 
 The server maps `InvalidRequestError` to HTTP 400, `QueueFullError` to 429, `QueueTimeoutError`,
-`ShutdownError` and `EngineDeadError` to 503, `RequestTimeoutError` to 504. Each message says what
-was wrong and what is allowed.
+`ShutdownError` and `EngineDeadError` to 503, `RequestTimeoutError` to 504, `RequestFailedError` to
+500. Each message says what was wrong and what is allowed.
 """
 
 
@@ -55,6 +55,11 @@ class QueueTimeoutError(LlmjaxError, TimeoutError):
 
 class RequestTimeoutError(LlmjaxError, TimeoutError):
     """A request had not ended within its own `timeout`."""
+
+
+class RequestFailedError(LlmjaxError):
+    """The engine has met an error of its own (the `__cause__`) as it computed a request, and goes
+    on without it."""
 
 
 class EngineDeadError(LlmjaxError):

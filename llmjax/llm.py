@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
+import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Self
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from tqdm.auto import tqdm
 
+from .answers import AnswerPlan, ChatFormat, ToolUse, plan_answer, read_tools
 from .arguments import (
     PROMPT,
     Messages,
@@ -32,15 +34,19 @@ from .checks import shown
 from .config import EngineConfig
 from .engine.engine import Engine
 from .engine.outputs import OutputProcessor
+from .engine.pooling import PoolingEngine, make_pooling_engine
 from .engine.replicas import Replicas, make_engine
 from .errors import ConfigError, InvalidRequestError, ShutdownError
 from .models import Decoder, ForwardOutput
+from .pooled import cannot_generate, cannot_pool
+from .pooling_api import PoolingAPI
 from .request import Request, RequestOptions, RequestOutput, SamplingParams
 from .tokenizer import Tokenizer
 
 
-class LLM:
-    """A loaded model that generates, chats, streams, and shows its inside.
+class LLM(PoolingAPI):
+    """A loaded model that generates, chats, streams, and shows its inside; or one that embeds
+    texts, or scores and ranks them.
 
     As a context manager it is closed at the end.
 
@@ -61,9 +67,16 @@ class LLM:
     def __init__(self, model: str, **options: Any):
         # Offline all prompts are at hand at once: a full queue would only be in the way.
         config = EngineConfig.of(model, **{"max_queue_len": None, **options})
-        self._engine: Engine | Replicas | None = make_engine(config)
         self._plain_state: nnx.State | None = None
-        self._processor = OutputProcessor(self.tokenizer, self._engine.trace)
+        self._engine: Engine | Replicas | None = None
+        self._pooler = make_pooling_engine(config)
+        if self._pooler is not None:
+            self._pooler.start()
+            # Its thread would keep it, and the weights, for ever.
+            weakref.finalize(self, self._pooler.stop)
+        else:
+            self._engine = make_engine(config)
+            self._processor = OutputProcessor(self.tokenizer, self._engine.trace)
         self._ids = itertools.count()
         self._lock = threading.Lock()
         self._news: set[str] = set()
@@ -81,20 +94,34 @@ class LLM:
         Whatever is asked of it afterwards raises ShutdownError, but closing it again.
         """
         with self._lock:
-            engine, self._engine, self._plain_state = self._engine, None, None
+            engine, self._engine, self._plain_state = self._engine or self._pooler, None, None
+            self._pooler = None
         if engine is not None:
             engine.close()
 
     @property
     def engine(self) -> Engine | Replicas:
-        """What runs the requests. Raises ShutdownError once it is closed."""
+        """What runs the requests.
+
+        Raises:
+            ShutdownError: it is closed.
+            InvalidRequestError: the model does not generate text.
+        """
+        if self._pooler is not None:
+            raise cannot_generate(self._pooler.config.model.name, self._pooler.task)
         if self._engine is None:
             raise ShutdownError("this LLM is closed; load the model again to go on")
         return self._engine
 
     @property
+    def pooler(self) -> PoolingEngine:
+        if self._pooler is None:
+            raise cannot_pool(self.engine.config.model.name)
+        return self._pooler
+
+    @property
     def tokenizer(self) -> Tokenizer:
-        return self.engine.model.tokenizer
+        return (self._pooler or self.engine).model.tokenizer
 
     @property
     def model(self) -> Decoder:
@@ -158,6 +185,9 @@ class LLM:
         use_tqdm: bool = True,
         priority: int | Sequence[int] | None = None,
         options: Options = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         **template: Any,
     ) -> list[RequestOutput]:
         """Answers conversations through the model's chat template.
@@ -165,15 +195,29 @@ class LLM:
         Args:
             messages: one conversation ({"role", "content"} each), or a list of them.
             priority, options: as in `generate`.
-            template: passed on to the chat template, such as `tools`.
+            tools, tool_choice, parallel_tool_calls: functions that the model may call, or must,
+                as in OpenAI's API.
+            template: passed on to the chat template, such as `enable_thinking`.
+
+        Returns:
+            Outputs as of `generate`; the `message` of each choice has content, reasoning and calls
+            apart, and its `as_dict()` goes on the conversation.
 
         Raises:
             ChatTemplateError: the template refused the messages.
+            InvalidRequestError: a tool or its parameters make no sense; nothing runs.
         """
         many = is_list(messages) and len(messages) > 0 and is_list(messages[0])
         batch: Any = messages if many else [messages]
-        encoded = [self._encode_chat(m, template) for m in batch]
-        return self._run(encoded, params, use_tqdm, priority, options)
+        use = ToolUse.of(read_tools(tools), tool_choice, parallel_tool_calls)
+        each = self._params(params, len(batch))
+        planned = [self._plan(m, p, use, template) for m, p in zip(batch, each, strict=True)]
+        encoded: list[tuple[str | None, list[int]]] = [(None, ids) for ids, _, _ in planned]
+        bound = [params for _, params, _ in planned]
+        outputs = self._run(encoded, bound, use_tqdm, priority, options)
+        for output, (_, _, plan) in zip(outputs, planned, strict=True):
+            plan.reader()(output)
+        return outputs
 
     def stream(
         self,
@@ -182,6 +226,9 @@ class LLM:
         *,
         priority: int | None = None,
         options: RequestOptions | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         **template: Any,
     ) -> Iterator[RequestOutput]:
         """Yields what is new of one prompt's or conversation's output as it is generated.
@@ -191,6 +238,8 @@ class LLM:
         Args:
             priority: instead of what `options` say.
             options: how the request is treated beside others.
+            tools, tool_choice, parallel_tool_calls: for a conversation, as in `chat`; a call
+                comes whole, in the `message` of the output that completes it.
             template: for a conversation, passed on to the chat template.
 
         Raises:
@@ -199,18 +248,25 @@ class LLM:
             RequestTimeoutError, QueueTimeoutError: it was late to end, or to begin.
         """
         is_chat = is_list(prompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)  # type: ignore[index]
-        if template and not is_chat:
+        one, treated = self._params(params, 1)[0], each_options(priority, options, 1)[0]
+        asked = {"tools": tools, "tool_choice": tool_choice}
+        use = ToolUse.of(read_tools(tools), tool_choice, parallel_tool_calls)
+        if is_chat:
+            ids, one, plan = self._plan(prompt, one, use, template)  # type: ignore[arg-type]
+            return self._stream((None, ids), one, treated, plan.reader())
+        given = [*template] + [n for n, v in asked.items() if v is not None]
+        if given:
             raise InvalidRequestError(
-                f"{', '.join(template)}: allowed with messages only, not with a prompt",
-                param=next(iter(template)),
+                f"{', '.join(given)}: allowed with messages only, not with a prompt", param=given[0]
             )
-        encoded = self._encode_chat(prompt, template) if is_chat else self._encode(prompt)  # type: ignore[arg-type]
-        return self._stream(
-            encoded, self._params(params, 1)[0], each_options(priority, options, 1)[0]
-        )
+        return self._stream(self._encode(prompt), one, treated)  # type: ignore[arg-type]
 
     def _stream(
-        self, encoded: tuple[str | None, list[int]], params: SamplingParams, options: RequestOptions
+        self,
+        encoded: tuple[str | None, list[int]],
+        params: SamplingParams,
+        options: RequestOptions,
+        read: Callable[[RequestOutput], RequestOutput] = lambda output: output,
     ) -> Iterator[RequestOutput]:
         request = self._add(encoded, params, options)
         try:
@@ -221,7 +277,7 @@ class LLM:
                 if output.error is not None:
                     raise output.error
                 if output.outputs:
-                    yield output
+                    yield read(output)
         finally:
             self._forget([request.id])
 
@@ -396,11 +452,24 @@ class LLM:
                 )
             prompt = next(iter(prompt.values()))
         if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt)
+            return prompt, self.engine.model.tokenizer.encode(prompt)
         return None, as_token_ids(prompt, "prompt", PROMPT)
 
-    def _encode_chat(self, messages: Messages, template: dict) -> tuple[str | None, list[int]]:
-        return None, self.tokenizer.encode_chat(messages, **template)
+    def _plan(
+        self, messages: Messages, params: SamplingParams, use: ToolUse | None, template: dict
+    ) -> tuple[list[int], SamplingParams, AnswerPlan]:
+        """A conversation's prompt, and how its answers are bound and read."""
+        tokenizer, config = self.tokenizer, self.engine.config.model
+        if use is not None:
+            template = {**template, "tools": [tool.as_dict() for tool in use.offered]}
+        ids = tokenizer.encode_chat(messages, **template)
+        begun = None
+        if template.get("continue_final_message"):
+            content = messages[-1].get("content")
+            begun = content if isinstance(content, str) else ""
+        names = config.tool_call_parser, config.reasoning_parser
+        form = ChatFormat.of(*names, template.get("chat_template") or tokenizer.tool_template)
+        return ids, *plan_answer(form, use, params, tokenizer, ids, begun)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from .checks import shown, type_errors
 from .errors import InvalidRequestError, LlmjaxError
+from .message import ChatMessage
 
 MAX_STOPS = 64
 MAX_BAD_WORDS = 1000
@@ -52,6 +53,18 @@ def longest(
     )
 
 
+class Reasoning(NamedTuple):
+    """What a model writes before its answer: anything, between two texts.
+
+    Attributes:
+        is_open: the prompt has written `begin`; else the model may write it or not.
+    """
+
+    begin: str
+    end: str
+    is_open: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputs:
     """What an output must be: one of the first six; fields as vLLM's.
@@ -67,6 +80,8 @@ class StructuredOutputs:
         disable_any_whitespace: none between the tokens of JSON.
         whitespace_pattern: a regular expression of what may be there; by default up to 8
             spaces, tabs and line breaks.
+        or_calls: a grammar in Lark's syntax of the calls that may stand in its place.
+        after: the reasoning that comes first and is bound to nothing.
         asked_as: what messages call it; by default `structured_outputs.` and the kind.
 
     Raises:
@@ -81,6 +96,8 @@ class StructuredOutputs:
     structural_tag: str | dict | None = None
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
+    or_calls: str | None = None
+    after: Reasoning | None = None
     asked_as: str | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -146,6 +163,7 @@ class SamplingParams:
         logit_bias: token id -> value added to its logit.
         stop: text that ends the completion; not part of it unless
             `include_stop_str_in_output`.
+        kept_special_ids: special tokens that are text, whatever `skip_special_tokens` says.
         structured_outputs: what the output must be; it ends where nothing more is allowed.
         allowed_token_ids: the only tokens to choose from.
         bad_words: what may not be said; of a word of several tokens the last does not come.
@@ -173,6 +191,7 @@ class SamplingParams:
     logit_bias: dict[int, float] | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    kept_special_ids: tuple[int, ...] | list[int] = ()
     detokenize: bool = True
     structured_outputs: StructuredOutputs | None = None
     allowed_token_ids: tuple[int, ...] | list[int] | None = None
@@ -184,6 +203,7 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        object.__setattr__(self, "kept_special_ids", tuple(self.kept_special_ids))
         object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
         object.__setattr__(self, "bad_words", tuple(self.bad_words or ()))
         if self.top_k == -1:
@@ -319,6 +339,7 @@ class Request:
         kv_key: what keys and values depend on beside tokens and positions: requests share
             pages where it is the same.
         engine: the number of the replica that runs it.
+        has_begun: a step has been dispatched that computes some of it.
     """
 
     id: str
@@ -330,6 +351,7 @@ class Request:
     engine: int = 0
     rules: Rules | None = None
     arrival_time: float = field(default_factory=time.monotonic)
+    has_begun: bool = False
 
 
 class FinishReason(StrEnum):
@@ -455,7 +477,8 @@ class Logprob(NamedTuple):
 @dataclass
 class CompletionOutput:
     """One choice. `logprobs` holds a {token id: Logprob} for each output token;
-    `cumulative_logprob` is that of a beam search's completion.
+    `cumulative_logprob` is that of a beam search's completion; `message` is what a chat's `text`
+    says.
     """
 
     index: int
@@ -465,6 +488,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     cumulative_logprob: float | None = None
+    message: ChatMessage | None = None
 
 
 @dataclass

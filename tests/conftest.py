@@ -33,6 +33,8 @@ install_import_hook(
         "llmjax.nn",
         "llmjax.sampling",
         "llmjax.models.decoder",
+        "llmjax.models.encoder",
+        "llmjax.engine.pooling_step",
     ),
     "checked.check",
 )

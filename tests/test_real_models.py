@@ -23,6 +23,7 @@ from llmjax.errors import DownloadError
 from llmjax_kernels import native
 
 DATA = Path(__file__).parent / "oracles" / "data"
+TEXTS = Path(__file__).parent / "pooling" / "fixtures" / "texts.json"
 NEAR_TIE = 1e-3
 """Where transformers' two best logits are closer, either token is right."""
 
@@ -253,3 +254,21 @@ class TestQwen2:
     def test_greedy(self, llm, expected):
         rows = expected["prompts"]
         assert_greedy(continue_greedily(llm, [row["ids"] for row in rows], 32), rows)
+
+
+class TestMiniLM:
+    """all-MiniLM-L6-v2 against sentence-transformers (see oracles/make_pooling.py)."""
+
+    def test_embeddings(self):
+        ref = np.load(DATA / "all-minilm-l6-v2.npz")
+        texts, _, long = json.loads(TEXTS.read_text(encoding="utf-8")).values()
+        options = {"token_buckets": (256,), "background": False}
+        with engine("all-minilm-l6-v2", **options) as llm:
+            outputs = llm.embed(texts)
+            cut = llm.embed(long, truncate_prompt_tokens=-1)[0].embedding
+            ranked = llm.rerank(texts[2], texts[3:])
+        assert [len(o.prompt_token_ids) for o in outputs] == ref["lengths"][:-1].tolist()
+        got = np.array([o.embedding for o in outputs])
+        np.testing.assert_allclose(got, ref["texts"], rtol=0, atol=2e-6)
+        np.testing.assert_allclose(cut, ref["long"], rtol=0, atol=2e-6)
+        assert ranked[0].document == "Paris is the capital and largest city of France."

@@ -1,24 +1,27 @@
-"""Which decoder a configuration is for, and which tensor fills which of its parameters."""
+"""Which model a configuration is for, and which tensor fills which of its parameters."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from ..checks import type_errors
 from ..errors import CheckpointFormatError, LlmjaxError, UnsupportedModelError
-from ..models import FAMILIES
-from ..models.config import DecoderConfig
+from ..models import FAMILIES, DecoderConfig, EncoderConfig
 from ..models.weights import WeightTable
 from .base import TensorInfo
+
+C = TypeVar("C", DecoderConfig, EncoderConfig)
 
 
 def architecture_from_hf(
     path: Path, config: Mapping[str, Any]
-) -> tuple[DecoderConfig, WeightTable]:
+) -> tuple[DecoderConfig | EncoderConfig, WeightTable]:
     """Of a config.json.
 
     Args:
@@ -55,19 +58,42 @@ def hf_family(config: Mapping[str, Any], path: Path) -> ModuleType:
 
 
 def _family(table: str, asked: str | None, path: Path) -> ModuleType:
+    # "Qwen3Model" is a "Qwen3ForCausalLM" that was saved without its head.
+    whole = re.sub("Model$", "ForCausalLM", asked) if isinstance(asked, str) else asked
     for family in FAMILIES:
-        if asked in getattr(family, table):
+        if asked in getattr(family, table) or whole in getattr(family, table):
             return family
     raise UnsupportedModelError(
         f"{path}: architecture {asked!r} is not implemented; implemented are {_implemented(table)}"
     )
 
 
+def require_decoder(config: DecoderConfig | EncoderConfig) -> DecoderConfig:
+    """Raises UnsupportedModelError where the model does not generate text."""
+    if isinstance(config, EncoderConfig):
+        gives = "scores pairs of texts" if config.scores else "gives embeddings of texts"
+        raise UnsupportedModelError(
+            f"{config.architecture} is an encoder, which {gives} and does not generate"
+        )
+    return config
+
+
+def fitted(table: WeightTable, tensors: Mapping[str, TensorInfo]) -> WeightTable:
+    """A table for what was saved of the inner model alone, without the first part of its names."""
+    prefix, _, rest = table["embed.weight"].name.partition(".")
+    if table["embed.weight"].name in tensors or rest not in tensors:
+        return table
+    return {
+        path: replace(source, name=source.name.removeprefix(f"{prefix}."))
+        for path, source in table.items()
+    }
+
+
 def _implemented(table: str) -> str:
     return ", ".join(sorted(name for family in FAMILIES for name in getattr(family, table)))
 
 
-def _of_right_types(config: DecoderConfig) -> DecoderConfig:
+def _of_right_types(config: C) -> C:
     for _, message in type_errors(config):
         raise ValueError(message)
     return config

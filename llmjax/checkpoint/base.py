@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from ..errors import UnsupportedModelError
-from ..models.config import DecoderConfig
+from ..models import DecoderConfig, EncoderConfig
 from ..models.weights import WeightTable
 from .text import TextSide, copy_text_files, text_from_folder
 
@@ -68,8 +68,8 @@ class Checkpoint(ABC):
         """
 
     @abstractmethod
-    def read_architecture(self) -> tuple[DecoderConfig, WeightTable | None]:
-        """The decoder that this is for, and which tensor fills which of its parameters.
+    def read_architecture(self) -> tuple[DecoderConfig | EncoderConfig, WeightTable | None]:
+        """The model that this is for, and which tensor fills which of its parameters.
 
         The table is None where tensors bear the names of the parameters.
 

@@ -13,6 +13,7 @@ from jax.sharding import SingleDeviceSharding
 
 from ..config import DTYPES
 from ..errors import ConfigError
+from .architecture import require_decoder
 from .detect import open_checkpoint
 from .load import load_weights, own_dtype
 
@@ -43,7 +44,8 @@ def convert(
     if dst.exists():
         raise ConfigError(f"{dst} exists already; remove it or choose another name")
     checkpoint = open_checkpoint(src)
-    config, table = checkpoint.read_architecture()
+    found, table = checkpoint.read_architecture()
+    config = require_decoder(found)
     own = own_dtype(checkpoint, table) or jnp.dtype(jnp.float32)
     chosen = own if dtype == "auto" else jnp.dtype(dtype)
     host = SingleDeviceSharding(_host_device())

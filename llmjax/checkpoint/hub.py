@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(:(?P<file>[^:]+\.gguf))?")
 _WANTED = ["*.safetensors", "*.json", "tokenizer*", "*.jinja"]
-_UNWANTED = ["consolidated*", "*/*.safetensors", "*/*.json"]
-"""Second copies of the weights in other layouts."""
+_UNWANTED = ["consolidated*", "*/*.safetensors", "[!0-9]*/*.json"]
+"""Second copies of the weights in other layouts. 1_Pooling/config.json is none."""
 
 
 class _SilentBar(tqdm):

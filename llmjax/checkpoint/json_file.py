@@ -9,9 +9,11 @@ from typing import Any
 from ..errors import CheckpointFormatError, ModelNotFoundError
 from .sniff import describe
 
+_NAMES: dict[type, str] = {dict: "object", list: "list"}
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
+
+def read_json(path: Path, kind: type = dict) -> Any:
+    """A JSON object from a file, or what `kind` says.
 
     Raises:
         ModelNotFoundError: the file does not exist.
@@ -26,8 +28,8 @@ def read_json(path: Path) -> dict[str, Any]:
         content, why = None, f" ({error})"
     except (OSError, ValueError, RecursionError):
         content = None
-    if not isinstance(content, dict):
+    if not isinstance(content, kind):
         raise CheckpointFormatError(
-            f"{path} is not a JSON object{why}: it looks like {describe(path)}"
+            f"{path} is not a JSON {_NAMES[kind]}{why}: it looks like {describe(path)}"
         )
     return content

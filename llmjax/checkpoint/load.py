@@ -25,14 +25,14 @@ from llmjax_kernels.triton_call import available as triton_available
 
 from ..config import check_weight_types
 from ..errors import ConfigError
-from ..models import Decoder, Stage
-from ..models.config import DecoderConfig
+from ..models import DecoderConfig, EncoderConfig, Stage, make_model
 from ..models.weights import WeightTable
 from ..parallel.mesh import Place
 from ..parallel.partition import Partition, Sizes, partition
 from ..parallel.rules import logical_axes, parameter_sharding
 from ..parallel.stages import stage_layers, stage_of
 from ..tokenizer import Tokenizer
+from .architecture import require_decoder
 from .arrays import array_from_tensor, array_from_values
 from .base import FLOAT_TYPES, Checkpoint
 from .detect import open_checkpoint
@@ -175,7 +175,8 @@ def load_model(
     """
     check_weight_types(dtype, quantization)
     checkpoint = open_checkpoint(path)
-    config, table = checkpoint.read_architecture()
+    found, table = checkpoint.read_architecture()
+    config = require_decoder(found)
     if stages:
         mesh = stages[0].mesh
     is_one = mesh is None and len(stages) < 2
@@ -190,7 +191,7 @@ def load_model(
         chosen = jnp.dtype(jnp.float32)
         packing = Packing(None if dtype == "auto" else jnp.dtype(dtype), quantization)
     else:
-        chosen, packing = _plain_dtype(dtype, checkpoint, table), None
+        chosen, packing = plain_dtype(dtype, checkpoint, table), None
         if quantization and chosen.itemsize > 2:
             chosen = jnp.dtype(jnp.bfloat16)  # of activations
 
@@ -306,7 +307,7 @@ def _runs_native(config: DecoderConfig, dtype: str, page_size: int) -> bool:
     return native_available() and native_supports(config.head_dim, page_size)
 
 
-def _plain_dtype(dtype: str, checkpoint: Checkpoint, table: WeightTable | None) -> jnp.dtype:
+def plain_dtype(dtype: str, checkpoint: Checkpoint, table: WeightTable | None) -> jnp.dtype:
     if dtype != "auto":
         return jnp.dtype(dtype)
     if jax.default_backend() == "cpu":
@@ -323,7 +324,7 @@ def own_dtype(checkpoint: Checkpoint, table: WeightTable | None) -> jnp.dtype | 
 
 def load_weights(
     checkpoint: Checkpoint,
-    config: DecoderConfig,
+    config: DecoderConfig | EncoderConfig,
     table: WeightTable | None,
     dtype: jnp.dtype,
     sharding_of: ShardingOf,
@@ -346,21 +347,23 @@ def load_weights(
         WeightMismatchError: tensors are missing, unknown or of the wrong shape; names all.
         UnsupportedModelError: a needed tensor's type cannot be read.
     """
-    graphdef, leaves = _parameters(lambda: Decoder(config, dtype))
+    graphdef, leaves = _parameters(lambda: make_model(config, dtype))
     stored = {path: leaf for path, (_, leaf) in leaves.items()}
     if parts is not None:
         divided = replace(config, **parts.sizes._asdict())
-        graphdef, leaves = _parameters(lambda: Decoder(divided, dtype))
+        graphdef, leaves = _parameters(lambda: make_model(divided, dtype))
     wanted = {
         path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding_of(path, leaf.shape))
         for path, (_, leaf) in leaves.items()
     }
     plan = plan_weights(checkpoint, config, table, stored)
     packer: Packer | Quantiser | None = None
-    if packing:
-        packer = Packer(checkpoint, config, plan, wanted, packing)
-    elif quantization:
-        packer = Quantiser(checkpoint, config, plan, wanted, quantization)
+    if packing or quantization:
+        assert isinstance(config, DecoderConfig)
+        if packing:
+            packer = Packer(checkpoint, config, plan, wanted, packing)
+        elif quantization:
+            packer = Quantiser(checkpoint, config, plan, wanted, quantization)
     arrays: dict[str, jax.Array | PackedWeight | QuantWeight] = {}
     total = sum(w.size * w.dtype.itemsize for w in wanted.values())
     with tqdm(
@@ -378,8 +381,8 @@ def load_weights(
     return Weights(graphdef, nnx.from_flat_state(state))
 
 
-def _parameters(make: Callable[[], Decoder]) -> tuple[nnx.GraphDef, dict[str, Any]]:
-    """A decoder without arrays: the place in its state and the shape of each, by path."""
+def _parameters(make: Callable[[], Any]) -> tuple[nnx.GraphDef, dict[str, Any]]:
+    """A model without arrays: the place in its state and the shape of each, by path."""
     graphdef, abstract = nnx.split(nnx.eval_shape(make))
     flat = nnx.to_flat_state(abstract)
     return graphdef, {".".join(map(str, keys)): (keys, leaf) for keys, leaf in flat}
@@ -389,7 +392,7 @@ def _fill(
     checkpoint: Checkpoint,
     name: str,
     uses: list[Use],
-    config: DecoderConfig,
+    config: DecoderConfig | EncoderConfig,
     wanted: dict[str, jax.ShapeDtypeStruct],
     parts: Partition | None,
 ) -> dict[str, jax.Array]:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import WeightMismatchError
-from ..models.config import DecoderConfig
+from ..models import DecoderConfig, EncoderConfig
 from ..models.rope_config import ROPE_TENSORS
 from ..models.weights import Source, Transform, WeightTable
 from .base import Checkpoint
@@ -43,7 +43,7 @@ Plan = dict[str, list[Use]]
 
 def plan_weights(
     checkpoint: Checkpoint,
-    config: DecoderConfig,
+    config: DecoderConfig | EncoderConfig,
     table: WeightTable | None,
     parameters: Mapping[str, jax.ShapeDtypeStruct],
 ) -> Plan:
@@ -80,13 +80,13 @@ def _source(table: WeightTable | None, path: str) -> Source:
 
 
 def _unexpected(
-    checkpoint: Checkpoint, config: DecoderConfig, plan: Plan, embed_name: str
+    checkpoint: Checkpoint, config: DecoderConfig | EncoderConfig, plan: Plan, embed_name: str
 ) -> list[str]:
     """Tensors without a use that are no known extras; logs those that are."""
     used = plan.keys() | set(ROPE_TENSORS)
     unused = [name for name in checkpoint.tensors if name not in used]
     skipped = [name for name in unused if _KNOWN_EXTRAS.search(name)]
-    if config.tie_embeddings:
+    if isinstance(config, DecoderConfig) and config.tie_embeddings:
         heads = [n for n in unused if re.search(r"(^|\.)lm_head\.weight$", n)]
         for name in heads:
             _warn_if_untied(checkpoint, name, embed_name)
@@ -121,7 +121,7 @@ def _equal(checkpoint: Checkpoint, one: str, other: str) -> bool:
 
 def _misshapen(
     checkpoint: Checkpoint,
-    config: DecoderConfig,
+    config: DecoderConfig | EncoderConfig,
     plan: Plan,
     parameters: Mapping[str, jax.ShapeDtypeStruct],
 ) -> list[str]:
@@ -140,7 +140,7 @@ def _misshapen(
 
 @functools.lru_cache(maxsize=256)
 def _shape_after(
-    transform: Transform | None, shape: tuple[int, ...], config: DecoderConfig
+    transform: Transform | None, shape: tuple[int, ...], config: DecoderConfig | EncoderConfig
 ) -> tuple[int, ...] | None:
     """The shape that a transform gives, without data; None if it cannot take `shape`."""
     if transform is None:

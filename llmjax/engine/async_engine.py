@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import EngineConfig
-from ..errors import EngineDeadError, GroupError, LlmjaxError, ShutdownError
+from ..errors import EngineDeadError, GroupError, LlmjaxError, RequestFailedError, ShutdownError
 from ..metrics import Metrics
 from ..parallel.group import Group
 from ..request import Request, RequestOptions, RequestOutput, SamplingParams, SequenceDelta
@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 STALL_SECONDS = 300.0
 """Work that no step has come out of for so long counts as an engine that makes no progress."""
 
+
+MOST_FAILURES = 3
+"""Steps that fail in a row, after which there is no hope for the next one."""
 
 SNAPSHOT_SECONDS = 10.0
 """What a snapshot may take, for most of which it waits for the end of a step."""
@@ -91,6 +94,7 @@ class AsyncEngine:
         self._draining = False
         self._error: LlmjaxError | None = None
         self._progress = [time.monotonic()] * len(self.engine.replicas)
+        self._failures = 0
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -130,6 +134,7 @@ class AsyncEngine:
         *,
         prompt: str | None = None,
         options: RequestOptions | None = None,
+        on_cut: Callable[[RequestOutput], None] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Runs a request; each output holds what is new since the one before.
 
@@ -138,10 +143,13 @@ class AsyncEngine:
         Args:
             request_id: the outputs carry it, and `abort` takes it.
             options: how it is treated beside others.
+            on_cut: called with the news that nobody has taken, which may be none, where a request
+                that has begun to run fails, or its iteration is closed early.
 
         Raises:
             InvalidRequestError, QueueFullError: before the first output.
             RequestTimeoutError, QueueTimeoutError: it was late to end, or to begin.
+            RequestFailedError: the step failed that computed it.
             EngineDeadError: the engine has stopped.
             ShutdownError: it takes no new requests, or this one was cut off.
         """
@@ -170,12 +178,17 @@ class AsyncEngine:
                 output.request_id = request_id
                 finished = output.finished
                 if output.error is not None:
+                    if on_cut is not None and request.has_begun:
+                        on_cut(output)
                     raise output.error
                 if output.outputs:
                     yield output
         finally:
             del self._streams[key]
             if not finished:
+                if on_cut is not None and request.has_begun:
+                    with self._processor_lock:
+                        on_cut(self._processor.output(key, delta=True))
                 self._send(key)
 
     def abort(self, request_id: str) -> None:
@@ -241,6 +254,10 @@ class AsyncEngine:
             stalled = time.monotonic() - progress
             if engine.has_work and stalled > STALL_SECONDS:
                 raise EngineDeadError(f"the engine has made no progress for {stalled:.0f} s")
+
+    def describe(self) -> str:
+        """What was loaded, for people."""
+        return self.engine.describe()
 
     def stats(self) -> EngineStats:
         """Of all replicas together."""
@@ -312,7 +329,18 @@ class AsyncEngine:
 
     def _step(self) -> None:
         before = [engine.num_steps for engine in self.engine.replicas]
-        self._publish(self.engine.step())
+        try:
+            news = self.engine.step()
+        except Exception as error:
+            self._failures += 1
+            # What other processes hold cannot be made anew from here.
+            if self._failures == MOST_FAILURES or self._group is not None:
+                raise
+            log.exception("a step failed, and its requests with it; the engine goes on")
+            news = self.engine.recover(error)
+        self._publish(news)
+        if before != [engine.num_steps for engine in self.engine.replicas]:
+            self._failures = 0
         self._note_progress(before)
 
     def _note_progress(self, before: Sequence[int]) -> None:
@@ -331,7 +359,10 @@ class AsyncEngine:
     def _handle(self, message: _Message) -> None:
         if isinstance(message, _Wanted):
             if message.answer.set_running_or_notify_cancel():
-                message.answer.set_result(take_snapshot(message.engine))
+                try:
+                    message.answer.set_result(take_snapshot(message.engine))
+                except Exception as error:
+                    message.answer.set_exception(error)
             return
         if isinstance(message, str):
             deltas = self.engine.abort(message)
@@ -342,7 +373,11 @@ class AsyncEngine:
             return
         try:
             self.engine.add(message.request)
-        except LlmjaxError as error:
+        except Exception as error:
+            if not isinstance(error, LlmjaxError):
+                log.exception("a request could not be queued")
+                self.engine.abort(message.request.id)
+                error = RequestFailedError(f"the request could not be queued: {error}")
             message.error = error
             self._notify([message.request.id])
             return

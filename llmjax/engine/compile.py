@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import jax
 from tqdm.auto import tqdm
@@ -15,7 +15,6 @@ from tqdm.auto import tqdm
 from ..checkpoint import cache_dir
 from ..errors import UnexpectedCompileError
 from ..parallel.group import Group
-from .buckets import Bucket, Buckets
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +30,14 @@ def enable_persistent_cache(directory: str | None) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+class Order(Protocol):
+    """The buckets to compile, in which order, and who wants to know that one is ready."""
+
+    def compile_order(self) -> tuple[list[Any], list[Any]]: ...
+
+    def mark_ready(self, bucket: Any, /) -> None: ...
+
+
 class Programs:
     """The compiled program of each bucket.
 
@@ -43,20 +50,20 @@ class Programs:
 
     def __init__(
         self,
-        buckets: Buckets,
-        compile_bucket: Callable[[Bucket], Any],
-        on_compiled: Callable[[Bucket, float], None],
+        buckets: Order,
+        compile_bucket: Callable[[Any], Any],
+        on_compiled: Callable[[Any, float], None],
         group: Group | None = None,
     ):
         self._group = group
         self._buckets = buckets
         self._compile_bucket = compile_bucket
         self._on_compiled = on_compiled
-        self._programs: dict[Bucket, Any] = {}
+        self._programs: dict[Any, Any] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def __getitem__(self, bucket: Bucket) -> Any:
+    def __getitem__(self, bucket: Any) -> Any:
         return self._programs[bucket]
 
     def start(self, *, background: bool) -> None:
@@ -81,7 +88,7 @@ class Programs:
         if self._thread is not None:
             self._thread.join()
 
-    def _compile_rest(self, rest: list[Bucket]) -> None:
+    def _compile_rest(self, rest: list[Any]) -> None:
         self._stop.wait(_HEAD_START)
         for bucket in rest:
             # A process whose main thread has ended must not wait for programs.
@@ -93,7 +100,7 @@ class Programs:
                 log.exception("compiling %s failed; it stays unused", bucket)
         _return_free_memory()
 
-    def _compile(self, bucket: Bucket) -> None:
+    def _compile(self, bucket: Any) -> None:
         start = time.perf_counter()
         self._programs[bucket] = self._compile_bucket(bucket)
         self._on_compiled(bucket, start)

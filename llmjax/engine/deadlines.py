@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 
 from ..errors import QueueTimeoutError, RequestTimeoutError
 from ..request import Request
 
 MAX_RETRY_AFTER = 60
+MOST_BEGINNINGS = 64
 
 Due = tuple[float, str, bool]
 """(moment, request id, whether it must have begun by then; else: have ended)"""
@@ -80,6 +81,22 @@ def late(request: Request, now: float, to_begin: bool) -> RequestTimeoutError | 
     )
 
 
-def retry_after(waited: float) -> int:
-    """Seconds to tell a client, where one in the queue has waited so long."""
-    return min(max(1, math.ceil(waited)), MAX_RETRY_AFTER)
+def retry_after(seconds: float) -> int:
+    """Seconds to tell a client, where it is thought to take so long."""
+    return min(max(1, math.ceil(seconds)), MAX_RETRY_AFTER)
+
+
+class QueuePace:
+    """How fast requests leave the queue to run, by the last of them since it was empty."""
+
+    def __init__(self) -> None:
+        self._began: deque[float] = deque(maxlen=MOST_BEGINNINGS)
+
+    def begun(self, now: float) -> None:
+        self._began.append(now)
+
+    def seconds(self, now: float) -> float | None:
+        """That a request takes to pass; None where none has been seen to."""
+        if not self._began or now <= self._began[0]:
+            return None
+        return (now - self._began[0]) / len(self._began)

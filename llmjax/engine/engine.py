@@ -17,6 +17,7 @@ from ..cache.host_pool import HostPool, MoveCosts
 from ..cache.manager import KVCache
 from ..checkpoint import LoadedModel
 from ..config import EngineConfig
+from ..errors import RequestFailedError
 from ..metrics import Metrics
 from ..parallel.group import Group
 from ..parallel.mesh import make_places
@@ -135,6 +136,7 @@ class Engine:
         self.grammars: GrammarCompiler = shared or GrammarCompiler(self.model.tokenizer, vocab)
         self._last_collected: float | None = None
         self._in_flight: deque[InFlight] = deque()
+        self._untold: list[SequenceDelta] = []
         self.num_steps = 0
         self.handover: Handover | None = None
         try:
@@ -194,7 +196,8 @@ class Engine:
         """
         news, dispatched = self.launch()
         if self._in_flight and (self.is_ahead or not dispatched):
-            return news + self.finish()
+            self._untold = news
+            return self.finish()
         if not dispatched and self.handover is not None and self.awaits_pages and not news:
             self.handover.wait(WAIT_SECONDS)
         return news
@@ -206,12 +209,12 @@ class Engine:
             The last deltas of what was late, and whether a step was dispatched.
         """
         began = time.perf_counter()
-        expired = self.scheduler.expire()
+        self._untold += self.scheduler.expire()
         if self.handover is not None:
             self.handover.poll()
         plan = self.scheduler.schedule()
         if plan is None:
-            return expired, False
+            return self._take_news(), False
         scheduled = time.perf_counter()
         self._in_flight.append(self.runner.dispatch(plan))
         self.trace.dispatched(plan, began, scheduled, self.scheduler.num_preemptions)
@@ -219,7 +222,33 @@ class Engine:
         # What steps in flight have to do with each other is tokens, which stages do not share.
         if len(self._in_flight) == 1 or self.model.stages:
             self._sample()
-        return expired, True
+        return self._take_news(), True
+
+    def recover(self, cause: Exception) -> list[SequenceDelta]:
+        """Goes on after a `step` that raised, without the requests that took part in it.
+
+        A program that fails may take the pages with it that it was to write to. So all of them
+        begin anew, nothing is cached, and the other requests that ran are computed again.
+
+        Returns:
+            The last news of the requests that have failed, and what `step` had to tell.
+
+        Raises:
+            Exception: of the device, or of the accounts of who holds what, which are off: there
+                is no going on.
+        """
+        error = RequestFailedError(f"the step that computed this request failed: {cause}")
+        error.__cause__ = cause
+        self._in_flight.clear()
+        self._last_collected = None
+        self._untold += self.scheduler.fail_steps(error)
+        self.scheduler.check_balance()
+        self.runner.reset()
+        return self._take_news()
+
+    def _take_news(self) -> list[SequenceDelta]:
+        news, self._untold = self._untold, []
+        return news
 
     @property
     def is_ahead(self) -> bool:
@@ -241,13 +270,13 @@ class Engine:
         self._observe_first_tokens(step.plan)
         if not self._in_flight:
             self.trace.flush()
-        news = self.scheduler.commit(
+        self._untold += self.scheduler.commit(
             step.plan, result.token_ids, result.logprobs, result.prompt_logprobs
         )
         if self._in_flight:
             # Now all tokens before those to be sampled are known.
             self._sample()
-        return news
+        return self._take_news()
 
     def _sample(self) -> None:
         """Has the newest step sampled, if it has not been."""
@@ -320,6 +349,7 @@ class Engine:
         self.metrics.prefill_tokens.inc(plan.num_tokens - plan.num_decodes)
         now = time.monotonic()
         for chunk in plan.admitted:
+            chunk.seq.request.has_begun = True
             if not chunk.seq.started:
                 chunk.seq.started = now
                 self.metrics.queue_time.observe(now - chunk.seq.request.arrival_time)

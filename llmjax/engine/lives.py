@@ -11,7 +11,7 @@ from ..config import SchedulerConfig
 from ..errors import InvalidRequestError, LlmjaxError, QueueFullError
 from ..request import FinishReason, Sequence, SequenceDelta, Status, longest
 from .admission import Admission
-from .deadlines import Deadlines, late, retry_after
+from .deadlines import Deadlines, QueuePace, late, retry_after
 from .plan import Plan
 from .waiting import WaitingQueue
 
@@ -20,10 +20,13 @@ def check_room(limit: int | None, queues: Collection[WaitingQueue], now: float) 
     """Raises QueueFullError where no more requests may wait in these queues together."""
     if limit is None or sum(queue.num_requests for queue in queues) < limit:
         return
-    # What the oldest in the queue has waited is about what the way through it takes.
+    # What the way through them takes, at the pace at which they are seen to move; where none
+    # has moved yet, what the oldest has waited, at least.
+    rates = [1 / seconds for queue in queues if (seconds := queue.pace.seconds(now))]
     arrived = min(queue.oldest.request.arrival_time for queue in queues if len(queue))
+    seconds = limit / sum(rates) if rates else now - arrived
     raise QueueFullError(
-        f"{limit} requests wait already (max_queue_len)", retry_after=retry_after(now - arrived)
+        f"{limit} requests wait already (max_queue_len)", retry_after=retry_after(seconds)
     )
 
 
@@ -102,6 +105,8 @@ class Lives:
         self.max_len[seq] = max_len
         if not siblings:
             self._deadlines.add(request)
+        if not self.waiting.num_requests:
+            self.waiting.pace = QueuePace()
         self._requests.setdefault(request.id, siblings)[seq.index] = seq
         self.waiting.join(seq)
 
@@ -120,8 +125,17 @@ class Lives:
         return self._fail([seq for seq in live.values() if index is None or seq.index == index])
 
     def fail(self, request_id: str, error: LlmjaxError) -> list[SequenceDelta]:
-        """Ends all choices of a request, which tell the error."""
-        return self._fail(list(self._requests[request_id].values()), error)
+        """Ends all choices of a request, which tell the error; an unknown id is ignored."""
+        return self._fail(list(self._requests.get(request_id, {}).values()), error)
+
+    def lose_pages(self) -> None:
+        """Nothing is in flight, and no page, of the device or the host, holds what it held."""
+        for seq in list(self.running):
+            self.preempt(seq)
+        for seq in list(self.leaving):
+            self.let_go(seq)
+        self.cache.take_transfers()
+        self.cache.reset()
 
     def expire(self) -> list[SequenceDelta]:
         """Ends the requests that are late; see `Scheduler.expire`."""
@@ -150,6 +164,8 @@ class Lives:
         if seq.in_flight or not self.admission.admit(seq, fits):
             return False
         seq.status = Status.RUNNING
+        if not seq.num_preemptions and not seq.index:
+            self.waiting.pace.begun(self.clock())
         self._deadlines.begun(seq.request.id)
         seq.slot = self.free_slots.pop()
         self.running[seq] = None

@@ -154,6 +154,7 @@ class OutputProcessor:
             self._tokenizer,
             request.prompt_token_ids,
             skip_special_tokens=request.params.skip_special_tokens,
+            kept_ids=request.params.kept_special_ids,
         )
 
     def _take(self, state: _RequestState, choice: _Choice, delta: SequenceDelta) -> None:

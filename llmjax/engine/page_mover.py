@@ -130,6 +130,10 @@ class PageMover:
                 store[slots] = local_values(row)[: len(slots)]
         self._on_the_way.clear()
 
+    def forget(self) -> None:
+        """What has been saved and not taken in will not be wanted back."""
+        self._on_the_way.clear()
+
     def _save(self, pools: Pools, saves: Sequence[Any]) -> None:
         rows = self.read(pools, [save.page for save in saves])
         for row in rows:

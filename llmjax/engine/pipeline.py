@@ -219,6 +219,11 @@ class StageMovers:
         for mover in self._movers:
             mover.settle()
 
+    def forget(self) -> None:
+        """What has been saved and not taken in will not be wanted back."""
+        for mover in self._movers:
+            mover.forget()
+
 
 def _joined(stages: list[DeviceState]) -> DeviceState:
     """The last stage's state, with the pages of all."""

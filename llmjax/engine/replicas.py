@@ -46,13 +46,12 @@ class _Replica:
         """Whether its oldest step in flight can be read."""
         return self.awaited is not None and self.awaited.done()
 
-    def launch(self) -> list[SequenceDelta]:
-        """Dispatches steps until one of them is to be read."""
-        deltas, dispatched = self.engine.launch()
+    def launch(self, deltas: list[SequenceDelta]) -> None:
+        """Dispatches steps until one of them is to be read; adds to `deltas`."""
+        dispatched = True
         while dispatched and not self.engine.is_ahead:
             more, dispatched = self.engine.launch()
             deltas += more
-        return deltas
 
 
 class Replicas:
@@ -86,6 +85,8 @@ class Replicas:
             reuse=config.cache.enable_prefix_caching,
         )
         self._news = engines[0].news
+        self._untold: list[SequenceDelta] = []
+        self._at_work = self._replicas[0]
         self._waiters = ThreadPoolExecutor(len(engines), thread_name_prefix="llmjax-wait")
 
     # What the replicas have in common
@@ -127,21 +128,33 @@ class Replicas:
 
         Not for long: others may have news, or late requests, meanwhile.
         """
-        deltas: list[SequenceDelta] = []
+        deltas = self._untold
         for replica in self._replicas:
+            self._at_work = replica
             if replica.awaited is None and replica.engine.has_work:
-                deltas += replica.launch()
+                replica.launch(deltas)
                 self._await(replica)
         if self.has_work and not deltas and not any(r.is_done for r in self._replicas):
             self._news.wait(WAIT_SECONDS)
         # Before looking: what comes from here on is seen in the next step.
         self._news.clear()
         for replica in self._replicas:
+            self._at_work = replica
             if replica.is_done:
                 replica.awaited = None
                 deltas += replica.engine.finish()
-        self.placement.follow(deltas)
-        return deltas
+        return self._take_news()
+
+    def recover(self, cause: Exception) -> list[SequenceDelta]:
+        """Lets the replica go on whose step raised; see `Engine.recover`."""
+        self._at_work.awaited = None
+        self._untold += self._at_work.engine.recover(cause)
+        return self._take_news()
+
+    def _take_news(self) -> list[SequenceDelta]:
+        news, self._untold = self._untold, []
+        self.placement.follow(news)
+        return news
 
     def _await(self, replica: _Replica) -> None:
         """Lets a thread wait for the replica's oldest step in flight, if there is one."""

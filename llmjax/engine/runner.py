@@ -119,12 +119,12 @@ class Runner:
         self._mask_words = mask_words(model.config.vocab_size)
         sizes = {bucket.seqs for bucket in buckets.all}
         self._layout = layout
+        self._make_state = partial(programs.make_state, num_pages)
         self._weights: Any = programs.weights
         head, self._head_weights, self._tree = programs.head
         self._graphdef = head.graphdef
         whole = head.place.sharding(PartitionSpec())
         self._no_masks = {S: zeros((S, self._mask_words), whole) for S in sizes}
-        make = partial(programs.make_state, num_pages)
         self._state_shapes = programs.state_shapes(num_pages)
         most_pages = max(bucket.pages for bucket in buckets.all)
         self.slots = SlotTable(
@@ -140,7 +140,7 @@ class Runner:
         )
         # Filling gigabytes with zeros takes seconds, for which compiling need not wait.
         with ThreadPoolExecutor(1) as pool:
-            state = pool.submit(make)
+            state = pool.submit(self._make_state)
             self._set_bias = self._compile_set_bias()
             self._set_history = self._compile_set_history()
             pools, axis = self._state_shapes.pages, 1 if model.native else 0
@@ -155,6 +155,12 @@ class Runner:
             self._condenser = self._make_condenser(model) if evicts else None
             self.programs.start(background=config.compile.background)
             self._state = state.result()
+
+    def reset(self) -> None:
+        """A state of zeros in place of one that a failed step may have taken with it."""
+        self._mover.forget()
+        del self._state  # or memory would have to hold two
+        self._state = self._make_state()
 
     def dispatch(self, plan: Plan) -> InFlight:
         """Starts the model's part of a step, or all of several; returns before it has finished."""

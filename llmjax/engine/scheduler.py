@@ -33,7 +33,7 @@ from itertools import islice
 
 from ..cache.manager import KVCache
 from ..config import SchedulerConfig
-from ..errors import StructuredOutputError
+from ..errors import LlmjaxError, StructuredOutputError
 from ..request import Sequence, SequenceDelta, Status, TokenLogprobs
 from .buckets import Buckets, Piece
 from .lives import Lives
@@ -110,6 +110,11 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self.lives.waiting)
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that wait."""
+        return self.lives.waiting.num_requests
 
     @property
     def has_work(self) -> bool:
@@ -426,6 +431,26 @@ class Scheduler:
         while constraint.forced and not stop:
             stop = self._append(seq, constraint.forced[0], delta)
         return stop
+
+    def fail_steps(self, error: LlmjaxError) -> list[SequenceDelta]:
+        """Ends the requests of the steps in flight, of which nothing will come any more.
+
+        All pages have lost what they held: the other sequences that run wait again, and nothing
+        is cached.
+
+        Returns:
+            The last delta of each sequence that this ended, with the error.
+        """
+        chunks = [chunk for plan in self._in_flight for chunk in plan.chunks]
+        self._in_flight.clear()
+        for chunk in chunks:
+            chunk.seq.in_flight -= 1
+            chunk.seq.num_pending -= chunk.samples
+        deltas: list[SequenceDelta] = []
+        for request_id in dict.fromkeys(chunk.seq.request.id for chunk in chunks):
+            deltas += self.lives.fail(request_id, error)
+        self.lives.lose_pages()
+        return deltas
 
     def check_balance(self) -> None:
         """Compares every account with what the sequences hold; for tests and debugging.

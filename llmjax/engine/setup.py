@@ -50,6 +50,8 @@ def load(config: EngineConfig) -> LoadedModel:
 
 def _check_model(config: EngineConfig, model: DecoderConfig, native: bool) -> None:
     """Refuses what the model does not allow, before its weights are loaded."""
+    if (pooling := config.model.pooling) is not None:
+        raise ConfigError(f"pooling is {pooling!r}, allowed where text is generated: none")
     if config.threads is not None and not native:
         raise ConfigError("threads: only the native CPU kernels take it, and XLA serves here")
     stages = config.parallel.pipeline_parallel_size

@@ -15,6 +15,8 @@ class EngineStats:
     """A moment of the engine, for metrics.
 
     Attributes:
+        num_running, num_waiting: sequences.
+        num_queued: requests that wait, of which there are at most `max_queue_len`.
         pages_used, pages_cached, pages_free: held by sequences; remembered and to be had
             again; empty.
         prefix_queries, prefix_hits: tokens of sequences admitted, and those of them that the
@@ -28,6 +30,7 @@ class EngineStats:
 
     num_running: int
     num_waiting: int
+    num_queued: int
     pages_used: int
     pages_cached: int
     pages_free: int
@@ -58,6 +61,7 @@ class EngineStats:
         return cls(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
+            num_queued=scheduler.num_queued,
             pages_used=cache.num_used,
             pages_cached=cache.num_cached,
             pages_free=cache.pool.num_free,

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice
 
 from ..request import Sequence
+from .deadlines import QueuePace
 from .fairness import Shares, User
 
 MOST_LOOKED_AT = 64
@@ -56,6 +57,7 @@ class WaitingQueue:
         self._overtaken: Counter[Sequence] = Counter()
         self._turns = 0
         self._size = 0
+        self.pace = QueuePace()
 
     def __len__(self) -> int:
         return self._size

@@ -79,7 +79,7 @@ def read_decoder(
         "norm_eps": required(c, "rms_norm_eps"),
         "windows": windows(types, window, length),
         "attention_scale": head_dim**-0.5,
-        "activation": _activation(c.get(activation_key) or "silu"),
+        "activation": activation(c.get(activation_key) or "silu"),
         "tie_embeddings": c.get("tie_word_embeddings", False),
     }
     return DecoderConfig(**fields | settings)
@@ -103,7 +103,8 @@ def windows(types: Sequence[str], window: int | None, length: int) -> tuple[int 
     return tuple(kept if kind == SLIDING else None for kind in types)
 
 
-def _activation(name: str) -> str:
+def activation(name: str) -> str:
+    """Our name of an activation. Raises UnsupportedModelError."""
     if name not in _ACTIVATIONS:
         allowed = ", ".join(_ACTIVATIONS)
         raise UnsupportedModelError(f"activation {name!r} is not implemented, allowed: {allowed}")

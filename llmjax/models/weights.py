@@ -23,12 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from .config import DecoderConfig
 
-Transform = Callable[[np.ndarray, DecoderConfig], np.ndarray]
+Transform = Callable[[np.ndarray, Any], np.ndarray]
+"""(stored array, the model's configuration) -> parameter."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,13 +31,12 @@ from ..request import SamplingParams, StructuredOutputs
 from ..sampling import mask_words
 from ..tokenizer import Tokenizer
 from .constraint import BadWords, Constraint, as_bits
+from .lark import WHITESPACE, after_reasoning, or_calls
 from .limits import check_choice, check_regex, check_schema, check_source, refuse
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-WHITESPACE = r"[\x20\x0A\x0D\x09]{0,8}"
-"""Between the tokens of JSON: no model fills its answer with nothing."""
 _REMEMBERED = 256
 """Compiled grammars."""
 _LIMITS = LLParserLimits(initial_lexer_fuel=2_000_000, verbose_errors=False)
@@ -127,6 +126,10 @@ class GrammarCompiler:
     def _compile(self, wanted: StructuredOutputs) -> LLMatcher:
         label = wanted.label
         source = _SOURCES[wanted.kind](wanted.value, wanted, label)
+        if wanted.or_calls is not None:
+            source = or_calls(source, wanted.or_calls)
+        if wanted.after is not None:
+            source = after_reasoning(source, wanted.after, self._tokenizer.special_tokens)
         matcher = LLMatcher(self._vocabulary, source, limits=_LIMITS, log_level=0)
         if matcher.is_error():
             raise refuse(label, matcher.get_error().strip())
@@ -142,6 +145,19 @@ class GrammarCompiler:
             )
         wrapped = TokenizerWrapper(_Vocabulary(self._tokenizer, self._vocab_size, eos[0]))
         return LLTokenizer(wrapped, n_vocab=self._vocab_size, eos_token=eos)
+
+
+def check_json(schema: Any, label: str) -> None:
+    """Raises InvalidRequestError, which names `label`, where no JSON can be bound to the schema."""
+    source = _from_json(schema, StructuredOutputs(json_object=True), label)
+    if problem := _problem(source):
+        raise refuse(label, problem)
+
+
+@lru_cache(1024)
+def _problem(source: str) -> str:
+    """What is wrong with a grammar; the same tools come with every turn of a conversation."""
+    return LLMatcher.validate_grammar(source, limits=_LIMITS).strip()
 
 
 class _Vocabulary:
@@ -164,8 +180,9 @@ def _from_json(value: Any, wanted: StructuredOutputs, label: str) -> str:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
             raise refuse(label, f"it is no JSON: {error}") from error
-    if not isinstance(value, dict | bool):
-        raise refuse(label, "a JSON schema is an object")
+    value = {} if value is True else value
+    if not isinstance(value, dict):
+        raise refuse(label, "allowed is a JSON schema that is an object, or true")
     check_schema(value, label)
     if wanted.disable_any_whitespace:
         options: JsonCompileOptions = {"whitespace_flexible": False}

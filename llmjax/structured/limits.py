@@ -86,6 +86,8 @@ def check_schema(schema: Any, param: str) -> None:
             check_regex(value, param)
         if key == "$ref":
             _check_circle(schema, value, param)
+        if key == "$id" and isinstance(value, str) and value != schema.get("$id"):
+            raise refuse(param, "$id below the root, which would change what references mean")
     if num_values > MAX_VALUES:
         raise refuse(param, f"{num_values} values of enums, allowed: up to {MAX_VALUES}")
 

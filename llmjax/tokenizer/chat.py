@@ -138,6 +138,30 @@ class ChatTemplate:
         return _cut_at_mark(text, tail) if continue_final_message else text
 
 
+class _Arguments(dict[str, Any]):
+    """Of a call. Most templates write them as JSON; DeepSeek's add them to text, as they are."""
+
+    def __radd__(self, text: str) -> str:
+        return text + _tojson(self)
+
+
+def _call(call: Any) -> Any:
+    """A call with its arguments as an object; OpenAI's API has them as text."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            return call
+    if not isinstance(arguments, Mapping):
+        return call
+    given = {key: value for key, value in call.items() if value is not None}
+    return {**given, "function": {**function, "arguments": _Arguments(arguments)}}
+
+
 def _plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A copy that may be changed, without the nulls that clients send for absent fields."""
     is_list = isinstance(messages, Sequence) and not isinstance(messages, str)
@@ -147,7 +171,11 @@ def _plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "and content",
             param="messages",
         )
-    return [{k: v for k, v in message.items() if v is not None} for message in messages]
+    plain = [{k: v for k, v in message.items() if v is not None} for message in messages]
+    for message in plain:
+        if isinstance(calls := message.get("tool_calls"), list | tuple):
+            message["tool_calls"] = [_call(call) for call in calls]
+    return plain
 
 
 def _mark_final(conversation: list[dict[str, Any]]) -> str:

@@ -53,7 +53,7 @@ class IncrementalDetokenizer:
 
     Args:
         prompt_ids: the tokens that the output follows.
-        skip_special_tokens: leave special tokens out of the text.
+        skip_special_tokens: leave special tokens out of the text, but those of `kept_ids`.
     """
 
     def __init__(
@@ -62,8 +62,9 @@ class IncrementalDetokenizer:
         prompt_ids: Sequence[int],
         *,
         skip_special_tokens: bool = True,
+        kept_ids: Iterable[int] = (),
     ):
-        skip = tokenizer.special_ids if skip_special_tokens else frozenset()
+        skip = tokenizer.special_ids.difference(kept_ids) if skip_special_tokens else frozenset()
         self._stream = TextStream(tokenizer.pieces, skip)
         for token_id in prompt_ids:
             if not self._stream.first and not self._stream.strip:

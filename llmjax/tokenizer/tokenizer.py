@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import tokenizers
@@ -70,6 +71,17 @@ class Tokenizer:
             for name, source in (chat_templates or {}).items()
         }
 
+    @cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """Ids of special tokens by their texts."""
+        return {self.token_text(i): i for i in self.special_ids}
+
+    @property
+    def tool_template(self) -> str | None:
+        """Jinja source of the template that is used where there are tools."""
+        template = self._templates.get("tool_use") or self._templates.get("default")
+        return template.source if template else None
+
     @property
     def chat_template(self) -> str | None:
         """Jinja source of the default template; assigning one replaces all of the model's."""
@@ -93,8 +105,11 @@ class Tokenizer:
         return self._begin(ids) + self._suffix if add_special_tokens else ids
 
     def _encode(self, text: str) -> list[int]:
+        return self._encoding(text).ids
+
+    def _encoding(self, text: str) -> tokenizers.Encoding:
         try:
-            return self.backend.encode(text, add_special_tokens=False).ids
+            return self.backend.encode(text, add_special_tokens=False)
         except TypeError as error:
             if not isinstance(text, str):
                 raise InvalidRequestError(f"text is {shown(text)}, allowed: a string") from error
@@ -187,6 +202,38 @@ class Tokenizer:
         """
         ids = self._begin(self._encode(self.render_chat(messages, **kwargs)))
         return ids + self._suffix if add_special_tokens else ids
+
+    @property
+    def suffix(self) -> list[int]:
+        """Ids that a text ends with."""
+        return list(self._suffix)
+
+    def encode_pair(self, a: str, b: str, most: int | None = None) -> tuple[list[int], list[int]]:
+        """Token ids of two texts with the model's special tokens, and which text each is of.
+
+        Args:
+            most: tokens that stay, special ones included; the longer text loses its end first.
+
+        Raises:
+            InvalidRequestError: see `encode`.
+        """
+        one, other = self._encoding(a), self._encoding(b)
+        room = None if most is None else most - self.num_special_of_pair
+        if room is not None and len(one.ids) + len(other.ids) > room:
+            # As `tokenizers` shares it out by "longest first".
+            short = min(len(one.ids), len(other.ids))
+            kept_short = min(short, room // 2)
+            kept = kept_short, room - kept_short
+            kept_one, kept_other = kept[::-1] if len(one.ids) > len(other.ids) else kept
+            one.truncate(kept_one)
+            other.truncate(kept_other)
+        pair = self.backend.post_process(one, other, True)
+        return pair.ids, pair.type_ids
+
+    @property
+    def num_special_of_pair(self) -> int:
+        """Special tokens that `encode_pair` adds."""
+        return self.backend.num_special_tokens_to_add(is_pair=True)
 
     def encode_infill(self, prefix: str, suffix: str) -> list[int]:
         """Token ids of a text with a gap, for the model to fill.

@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from aiohttp import web
 
+from .accounts import KEY
 from .errors import ApiError, Handler
+from .keys import ANONYMOUS, KeyRing
 
 
-def auth_middleware(api_key: str | None, open_paths: Collection[str]) -> Any:
-    """Refuses (401) every request without the key, but for `open_paths` and preflights."""
-    expected = hashlib.sha256(api_key.encode()).digest() if api_key else None
+def auth_middleware(keys: KeyRing, open_paths: Collection[str]) -> Any:
+    """Refuses (401) every request without a key, but for `open_paths` and preflights."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        is_open = request.path in open_paths or request.method == "OPTIONS"
-        if expected is not None and not is_open:
-            scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-            # Digests: compare_digest leaks the length of what it compares, and takes no
-            # text outside ASCII.
-            given = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
-            if not hmac.compare_digest(given, expected) or scheme.lower() != "bearer":
-                raise ApiError(
-                    401,
-                    "no valid API key; send it as 'Authorization: Bearer KEY'",
-                    code="invalid_api_key",
-                    headers={"WWW-Authenticate": "Bearer"},
-                )
+        if keys.is_open or request.path in open_paths or request.method == "OPTIONS":
+            request[KEY] = ANONYMOUS
+            return await handler(request)
+        key = keys.find(secret_of(request))
+        if key is None:
+            raise ApiError(
+                401,
+                "no valid API key; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        request[KEY] = key
         return await handler(request)
 
     return middleware
+
+
+def secret_of(request: web.Request) -> str:
+    """The key that a client sends as OpenAI's or as Anthropic's clients do; of none, ""."""
+    scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return secret.strip()
+    return request.headers.get("x-api-key", "")
 
 
 def cors_middleware(allowed_origins: Sequence[str]) -> Any:
@@ -46,7 +52,7 @@ def cors_middleware(allowed_origins: Sequence[str]) -> Any:
         headers = {}
         if allowed_origin(request, allowed_origins) is not None:
             headers = {
-                "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+                "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
                 "Access-Control-Allow-Headers": request.headers.get(
                     "Access-Control-Request-Headers", "*"
                 ),
@@ -64,6 +70,7 @@ def add_cors_headers(allowed_origins: Sequence[str]) -> Any:
         origin = allowed_origin(request, allowed_origins)
         if origin is not None:
             response.headers["Access-Control-Allow-Origin"] = origin
+            response.headers["Access-Control-Expose-Headers"] = "*"
             response.headers.add("Vary", "Origin")
 
     return add

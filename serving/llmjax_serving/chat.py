@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from llmjax.answers import AnswerPlan, ChatFormat, plan_answer
+from llmjax.config import ModelConfig
+from llmjax.message import ChatMessage
 from llmjax.request import CompletionOutput, RequestOutput
 
+from .accounts import meter_of
 from .body import read_json
-from .formatter import Formatter, JsonObject, new_id
+from .formatter import ChoicesFormatter, JsonObject, new_id
 from .generation import Job, run
 from .logprobs import chat_logprobs, prompt_logprobs
 from .prompts import encode_chat, fit, fit_beam, truncated
@@ -24,17 +28,25 @@ if TYPE_CHECKING:
     from llmjax.tokenizer import Tokenizer
 
 
-class ChatFormatter(Formatter):
+class ChatFormatter(ChoicesFormatter):
     body_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
     def __init__(
-        self, answer_id: str, model: str, request: ChatRequest, job: Job, tokenizer: Tokenizer
+        self,
+        answer_id: str,
+        model: str,
+        request: ChatRequest,
+        job: Job,
+        plan: AnswerPlan,
+        tokenizer: Tokenizer,
     ):
         super().__init__(answer_id, model, request.stream_options)
         self._request = request
         self._job = job
         self._tokenizer = tokenizer
+        self._parsers = [plan.parser() for _ in range(request.params.n)]
+        self._reasons = plan.reasoning is not None and request.include_reasoning
 
     def begin(self) -> list[JsonObject]:
         extra = self._prompt_token_ids()
@@ -48,22 +60,43 @@ class ChatFormatter(Formatter):
     def delta_choices(self, prompt: int, output: RequestOutput) -> list[JsonObject]:
         choices = []
         for choice in output.outputs:
-            if choice.text or choice.finish_reason or choice.logprobs or self._shows_ids(choice):
-                delta = {"content": choice.text} if choice.text else {}
+            num_before = self._parsers[choice.index].num_calls
+            delta = self._delta(self._message(choice), num_before)
+            if delta or choice.finish_reason or choice.logprobs or self._shows_ids(choice):
                 choices.append(self._choice(choice, {"delta": delta}))
         return choices
 
     def choices(self, prompt: int, output: RequestOutput) -> list[JsonObject]:
-        return [
-            self._choice(
-                choice,
-                {"message": self._message(choice)},
-            )
-            for choice in output.outputs
-        ]
+        choices = []
+        for choice in output.outputs:
+            said = self._message(choice)
+            content = self._echoed + said.content
+            message: JsonObject = {"role": "assistant", "content": content, "refusal": None}
+            if self._reasons:
+                message |= reasoning_fields(said.reasoning or None)
+            if said.tool_calls:
+                message["content"] = content or None
+                message["tool_calls"] = [call.as_dict() for call in said.tool_calls]
+            choices.append(self._choice(choice, {"message": message}))
+        return choices
 
-    def _message(self, choice: CompletionOutput) -> JsonObject:
-        return {"role": "assistant", "content": self._echoed + choice.text, "refusal": None}
+    def _message(self, choice: CompletionOutput) -> ChatMessage:
+        """What is new of the choice's message."""
+        self._parsers[choice.index].read(choice)
+        assert choice.message is not None
+        counts = [parser.num_reasoning_tokens for parser in self._parsers]
+        if any(counts):
+            self._usage.reasoning_tokens = sum(count or 0 for count in counts)
+        return choice.message
+
+    def _delta(self, news: ChatMessage, num_before: int) -> JsonObject:
+        delta: JsonObject = {"content": news.content} if news.content else {}
+        if news.reasoning and self._reasons:
+            delta |= reasoning_fields(news.reasoning)
+        if news.tool_calls:
+            calls = enumerate(news.tool_calls, num_before)
+            delta["tool_calls"] = [{"index": index, **call.as_dict()} for index, call in calls]
+        return delta
 
     @property
     def _echoed(self) -> str:
@@ -108,15 +141,35 @@ class ChatFormatter(Formatter):
         return {"prompt_token_ids": self._job.token_ids}
 
 
-def make_job(answer_id: str, request: ChatRequest, tokenizer: Tokenizer, max_model_len: int) -> Job:
-    """Renders and tokenises the messages. Raises InvalidRequestError where they do not fit."""
-    token_ids = encode_chat(tokenizer, request.prompt)
+def reasoning_fields(text: str | None) -> JsonObject:
+    """Under both names that clients know it by."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
+def make_job(
+    answer_id: str,
+    request: ChatRequest,
+    tokenizer: Tokenizer,
+    max_model_len: int,
+    config: ModelConfig,
+) -> tuple[Job, AnswerPlan]:
+    """Renders and tokenises the messages, and plans how their answers are read.
+
+    Raises:
+        InvalidRequestError: they do not fit, or their tools make no sense.
+    """
+    prompt = request.prompt
+    token_ids = encode_chat(tokenizer, prompt)
     token_ids = truncated(token_ids, request.truncate, request.params, max_model_len)
     params = fit(
         request.params, len(token_ids), max_model_len, default_max_tokens=None, param="messages"
     )
+    names = config.tool_call_parser, config.reasoning_parser
+    form = ChatFormat.of(*names, prompt.template or tokenizer.tool_template)
+    begun = prompt.messages[-1]["content"] if prompt.continue_final_message else None
+    params, plan = plan_answer(form, request.tools, params, tokenizer, token_ids, begun)
     beam = fit_beam(request.beam, params)
-    return Job(answer_id, token_ids, params, request.options, beam=beam)
+    return Job(answer_id, token_ids, params, request.options, beam=beam), plan
 
 
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
@@ -125,7 +178,10 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     body = parse_chat(await read_json(request), state.limits)
     check_model(body.model, state.model_name)
     answer_id = new_id("chatcmpl", body.request_id)
-    job = await state.in_thread(make_job, answer_id, body, engine.tokenizer, engine.max_model_len)
-    formatter = ChatFormatter(answer_id, state.model_name, body, job, engine.tokenizer)
-    outputs = run(engine, [job], engine.metrics, arrival)
+    tokenizer, config = engine.tokenizer, engine.config.model
+    job, plan = await state.in_thread(
+        make_job, answer_id, body, tokenizer, engine.max_model_len, config
+    )
+    formatter = ChatFormatter(answer_id, state.model_name, body, job, plan, tokenizer)
+    outputs = run(engine, [job], engine.metrics, arrival, meter_of(request))
     return await respond(request, outputs, formatter, stream=body.stream, num_prompts=1)

@@ -13,8 +13,9 @@ from aiohttp import web
 
 from llmjax.request import CompletionOutput, RequestOutput
 
+from .accounts import meter_of
 from .body import read_json
-from .formatter import Formatter, JsonObject, new_id
+from .formatter import ChoicesFormatter, JsonObject, new_id
 from .generation import Job, Outputs, run
 from .logprobs import CompletionLogprobs, Entry, prompt_logprobs
 from .prompts import encode_prompt, fit, fit_beam, truncated
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from llmjax.tokenizer import Tokenizer
 
 
-class CompletionFormatter(Formatter):
+class CompletionFormatter(ChoicesFormatter):
     """Choice k of prompt i has the index i * n + k."""
 
     body_object = chunk_object = "text_completion"
@@ -165,7 +166,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     answer_id = new_id("cmpl", body.request_id)
     jobs = await state.in_thread(make_jobs, answer_id, body, engine.tokenizer, engine.max_model_len)
     formatter = CompletionFormatter(answer_id, state.model_name, body, jobs, engine.tokenizer)
-    outputs = run(engine, jobs, engine.metrics, arrival)
+    outputs = run(engine, jobs, engine.metrics, arrival, meter_of(request))
     if body.echo_only:
         outputs = prompt_only(outputs)
     return await respond(request, outputs, formatter, stream=body.stream, num_prompts=len(jobs))

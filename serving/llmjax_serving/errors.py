@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -13,10 +13,13 @@ from llmjax.errors import (
     InvalidRequestError,
     QueueFullError,
     QueueTimeoutError,
+    RequestFailedError,
     RequestTimeoutError,
     ShutdownError,
     StructuredOutputError,
 )
+
+from . import request_id
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -86,6 +89,9 @@ def api_error(error: Exception) -> ApiError:
             return ApiError(503, str(error), code="queue_timeout", headers=retry)
         case RequestTimeoutError():
             return ApiError(504, str(error), code="timeout")
+        case RequestFailedError():
+            # The cause is the operator's business, and is in the log.
+            return ApiError(500, "the engine failed to compute this request", code="request_failed")
         case ShutdownError():
             return unavailable(str(error), "shutting_down")
         case EngineDeadError():
@@ -93,7 +99,7 @@ def api_error(error: Exception) -> ApiError:
         case web.HTTPException():
             return http_error(error)
         case _:
-            logger.error("a request failed", exc_info=error)
+            logger.error("request %s failed", request_id.current.get(), exc_info=error)
             return ApiError(500, f"internal error ({type(error).__name__}); see the server's log")
 
 
@@ -113,9 +119,19 @@ def http_error(error: web.HTTPException) -> ApiError:
             return ApiError(error.status, error.reason)
 
 
-@web.middleware
-async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except Exception as error:
-        return api_error(error).response()
+def error_middleware(bodies: Mapping[str, Callable[[ApiError], dict[str, Any]]]) -> Any:
+    """Answers with the failure; `bodies`: the shape of it below some paths."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except Exception as error:
+            failed = api_error(error)
+            for path, body in bodies.items():
+                if request.path.startswith(path):
+                    told = body(failed)
+                    return web.json_response(told, status=failed.status, headers=failed.headers)
+            return failed.response()
+
+    return middleware

@@ -1,4 +1,4 @@
-"""What answers of /v1/completions and /v1/chat/completions have in common."""
+"""What the answers of all routes that generate have in common."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from llmjax.request import RequestOutput
 
+from .errors import ApiError
 from .schema.sampling import StreamOptions
 from .usage import Usage
 
@@ -21,18 +22,53 @@ def new_id(prefix: str, asked: str | None = None) -> str:
     return f"{prefix}-{asked or uuid.uuid4().hex}"
 
 
+_PLAIN = StreamOptions()
+
+
 class Formatter(ABC):
-    """Turns the outputs of one HTTP request into its body or its events."""
+    """Turns the outputs of one HTTP request into its body or its events.
 
-    body_object: str
-    chunk_object: str
+    Attributes:
+        names_events: events say on the wire what their "type" is.
+        ends_with: what ends a stream.
+    """
 
-    def __init__(self, answer_id: str, model: str, options: StreamOptions):
+    names_events = False
+    ends_with = b"data: [DONE]\n\n"
+
+    def __init__(self, answer_id: str, model: str, options: StreamOptions = _PLAIN):
         self._id = answer_id
         self._created = int(time.time())
         self._model = model
         self._options = options
         self._usage = Usage()
+
+    def begin(self) -> list[JsonObject]:
+        """Events before the first output."""
+        return []
+
+    @abstractmethod
+    def chunks(self, prompt: int, output: RequestOutput) -> list[JsonObject]:
+        """Events for the news `output` of prompt number `prompt`."""
+
+    @abstractmethod
+    def end(self) -> list[JsonObject]:
+        """Events after the last output."""
+
+    def error_event(self, error: ApiError) -> JsonObject:
+        """The last event of a stream that fails."""
+        return error.body()
+
+    @abstractmethod
+    def response(self, outputs: Sequence[RequestOutput]) -> JsonObject:
+        """The body of an answer that is not streamed."""
+
+
+class ChoicesFormatter(Formatter):
+    """Of answers that are choices, `n` of each prompt."""
+
+    body_object: str
+    chunk_object: str
 
     @abstractmethod
     def choices(self, prompt: int, output: RequestOutput) -> list[JsonObject]:
@@ -42,23 +78,16 @@ class Formatter(ABC):
     def delta_choices(self, prompt: int, output: RequestOutput) -> list[JsonObject]:
         """What is new in each choice, of a streamed answer; none for a choice without news."""
 
-    def begin(self) -> list[JsonObject]:
-        """Events before the first output."""
-        return []
-
     def chunks(self, prompt: int, output: RequestOutput) -> list[JsonObject]:
-        """Events for the news `output` of prompt number `prompt`."""
         self._usage.add(prompt, output)
         return [self.chunk([choice]) for choice in self.delta_choices(prompt, output)]
 
     def end(self) -> list[JsonObject]:
-        """Events after the last output."""
         if not self._options.include_usage:
             return []
         return [{**self._head(self.chunk_object), "choices": [], "usage": self._usage.body()}]
 
     def response(self, outputs: Sequence[RequestOutput]) -> JsonObject:
-        """The body of an answer that is not streamed."""
         choices = []
         for prompt, output in enumerate(outputs):
             self._usage.add(prompt, output)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from llmjax.errors import InvalidRequestError, QueueFullError
 from llmjax.metrics import Metrics
 from llmjax.request import RequestOptions, RequestOutput, SamplingParams
 
+from .accounts import Meter
 from .errors import unavailable
 
 if TYPE_CHECKING:
@@ -87,9 +88,16 @@ Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 """(number of the prompt, news of it)"""
 
 
-def generate(engine: AsyncEngine, job: Job) -> AsyncGenerator[RequestOutput, None]:
+def generate(
+    engine: AsyncEngine, job: Job, on_cut: Callable[[RequestOutput], None] | None = None
+) -> AsyncGenerator[RequestOutput, None]:
     return engine.generate(
-        job.request_id, job.token_ids, job.params, prompt=job.text, options=job.options
+        job.request_id,
+        job.token_ids,
+        job.params,
+        prompt=job.text,
+        options=job.options,
+        on_cut=on_cut,
     )
 
 
@@ -123,14 +131,19 @@ async def whole(stream: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
 
 
 async def run_job(
-    engine: AsyncEngine, job: Job, metrics: Metrics, arrival: float
+    engine: AsyncEngine, job: Job, metrics: Metrics, arrival: float, meter: Meter
 ) -> AsyncGenerator[RequestOutput, None]:
     """Yields the news of one prompt; closing it early aborts the request."""
     watch = Stopwatch(metrics, arrival, job.params.n)
-    stream = search_beams(engine, job) if job.beam is not None else generate(engine, job)
+
+    def cut(untold: RequestOutput) -> None:
+        meter.charge_output(untold, is_first=not watch.first)
+
+    stream = search_beams(engine, job) if job.beam is not None else generate(engine, job, cut)
     try:
         async with aclosing(stream):
             async for output in stream:
+                meter.charge_output(output, is_first=not watch.first)
                 watch.observe(output)
                 if any(choice.finish_reason == "abort" for choice in output.outputs):
                     raise unavailable("the server aborted this request", "aborted")
@@ -143,14 +156,14 @@ async def run_job(
 
 
 async def run(
-    engine: AsyncEngine, jobs: Sequence[Job], metrics: Metrics, arrival: float
+    engine: AsyncEngine, jobs: Sequence[Job], metrics: Metrics, arrival: float, meter: Meter
 ) -> Outputs:
-    """Yields (prompt number, news) of all jobs as they come.
+    """Yields (prompt number, news) of all jobs as they come, and charges them.
 
     Nothing is pulled ahead of the consumer but one output of each job. Closing it early, or
     an error of one job, aborts them all.
     """
-    streams = [run_job(engine, job, metrics, arrival) for job in jobs]
+    streams = [run_job(engine, job, metrics, arrival, meter) for job in jobs]
     if len(streams) == 1:
         async with aclosing(streams[0]):
             async for output in streams[0]:

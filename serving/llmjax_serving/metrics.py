@@ -89,14 +89,19 @@ def cache_config(engine: AsyncEngine, stats: EngineStats) -> InfoMetricFamily:
 
 
 def render(engine: AsyncEngine, model_name: str, alias: str | None = None) -> bytes:
-    """All metrics in Prometheus's text format.
+    """All metrics of an engine that generates, as `exposed` writes them."""
+    now, stats = CollectorRegistry(), engine.stats_of_each()
+    now.register(StatsCollector(stats, model_name, cache_config(engine, stats[0])))
+    return exposed([engine.metrics.registry, now], alias)
+
+
+def exposed(registries: Sequence[CollectorRegistry], alias: str | None = None) -> bytes:
+    """These and the process's in Prometheus's text format.
 
     Args:
         alias: a prefix under which all of llmjax's are told a second time.
     """
-    now, stats = CollectorRegistry(), engine.stats_of_each()
-    now.register(StatsCollector(stats, model_name, cache_config(engine, stats[0])))
-    ours = generate_latest(engine.metrics.registry) + generate_latest(now)
+    ours = b"".join(map(generate_latest, registries))
     process = CollectorRegistry()
     ProcessCollector(registry=process)
     again = b""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmjax.beam_search import BeamSearchParams
+from llmjax.errors import InvalidRequestError
 from llmjax.request import SamplingParams, longest
 
 from .schema.chat import ChatPrompt
@@ -27,22 +28,46 @@ def encode_chat(tokenizer: Tokenizer, prompt: ChatPrompt) -> list[int]:
     Raises:
         InvalidRequestError: the chat template refuses them, or there is no template.
     """
-    return tokenizer.encode_chat(prompt.messages, **template_arguments(prompt))
+    return tokenizer.encode_chat(prompt.messages, **template_arguments(tokenizer, prompt))
 
 
-def template_arguments(prompt: ChatPrompt) -> dict[str, Any]:
-    """What `Tokenizer.encode_chat` and `render_chat` take beside the messages."""
+def template_arguments(tokenizer: Tokenizer, prompt: ChatPrompt) -> dict[str, Any]:
+    """What `Tokenizer.encode_chat` and `render_chat` take beside the messages.
+
+    Raises:
+        InvalidRequestError: the chat template knows of no `reasoning_effort`.
+    """
+    effort = prompt.reasoning_effort
     optional = {
+        "tools": [tool.as_dict() for tool in prompt.tools] or None,
         "documents": prompt.documents,
         "chat_template": prompt.template,
         "add_special_tokens": prompt.add_special_tokens or None,
     }
     return {
+        **({} if effort is None else thinking(effort, prompt.template or tokenizer.tool_template)),
         **prompt.template_kwargs,
         **{name: value for name, value in optional.items() if value is not None},
         "add_generation_prompt": prompt.add_generation_prompt,
         "continue_final_message": prompt.continue_final_message,
     }
+
+
+def thinking(effort: str, template: str | None) -> dict[str, Any]:
+    """How a chat template is told of a `reasoning_effort`.
+
+    Raises:
+        InvalidRequestError: it knows of none.
+    """
+    if "reasoning_effort" in (template or ""):
+        return {"reasoning_effort": effort}
+    if effort == "none":
+        return {"enable_thinking": False} if "enable_thinking" in (template or "") else {}
+    raise InvalidRequestError(
+        f"reasoning_effort is {effort!r}, allowed: none, as the model's chat template knows of no "
+        "efforts",
+        param="reasoning_effort",
+    )
 
 
 def truncated(

@@ -4,75 +4,61 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
-import socket
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
-from aiohttp.abc import AbstractAccessLogger
 
 from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError, LlmjaxError
 
+from .access_log import ACCESS, AccessLogger, is_ours
 from .app import make_app
+from .batches import running_batches
 from .config import ServerConfig
+from .listen import bind, current_certificate, raise_file_limit, tls_context, url
 from .state import ServerState
 from .stats_log import logged_stats
 
 if TYPE_CHECKING:
     from llmjax.engine.async_engine import AsyncEngine
+    from llmjax.engine.pooling import PoolingEngine
+
+    AnyEngine = AsyncEngine | PoolingEngine
     from llmjax.parallel.group import Group
 
 logger = logging.getLogger(__name__)
 
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 8190
+"""Of the request line, and of each header."""
+
 LAST_WORDS_SECONDS = 5.0
 """What handlers get, once the engine has stopped, to tell their clients so."""
 
-QUIET_PATHS = frozenset({"/health", "/metrics", "/dashboard/state"})
-"""Asked for every few seconds by machines; logging that hides the rest."""
 
-
-class AccessLogger(AbstractAccessLogger):
-    """A line for each request."""
-
-    def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
-        if request.path not in QUIET_PATHS:
-            what = f"{request.method} {request.path_qs}"
-            self.logger.info("%s %s %d %.3f s", request.remote, what, response.status, time)
-
-
-def bind(config: ServerConfig) -> socket.socket:
-    """A listening socket. Raises ConfigError where the address cannot be had."""
-    with ExitStack() as on_failure:
-        try:
-            family, kind, proto, _, address = socket.getaddrinfo(
-                config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-            sock = on_failure.enter_context(socket.socket(family, kind, proto))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-        except (OSError, OverflowError) as error:
-            where = f"{config.host} port {config.port}"
-            raise ConfigError(f"cannot listen on {where}: {error}") from error
-        on_failure.pop_all()
-    return sock
-
-
-def load_engine(config: EngineConfig, group: Group | None) -> AsyncEngine:
+def load_engine(config: EngineConfig, group: Group | None) -> AnyEngine:
     from llmjax.engine.async_engine import AsyncEngine
+    from llmjax.engine.pooling import make_pooling_engine
 
-    return AsyncEngine(config, group)
+    pooling = make_pooling_engine(config)
+    if pooling is not None and group is not None:
+        raise ConfigError(
+            f"num_processes is {group.size}, allowed for a model that embeds or scores: none"
+        )
+    return pooling or AsyncEngine(config, group)
 
 
-def in_daemon_thread(work: Callable[[], AsyncEngine]) -> asyncio.Future[AsyncEngine]:
+def in_daemon_thread(work: Callable[[], AnyEngine]) -> asyncio.Future[AnyEngine]:
     """Runs `work` in a thread that does not keep the process from ending."""
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[AsyncEngine] = loop.create_future()
+    future: asyncio.Future[AnyEngine] = loop.create_future()
 
-    def settle(result: AsyncEngine | None, error: BaseException | None) -> None:
+    def settle(result: AnyEngine | None, error: BaseException | None) -> None:
         if future.cancelled():
             return
         if error is not None:
@@ -104,8 +90,8 @@ class Server:
     def __init__(
         self,
         state: ServerState,
-        load: Callable[[], AsyncEngine],
-        on_ready: Callable[[AsyncEngine, str], None],
+        load: Callable[[], AnyEngine],
+        on_ready: Callable[[AnyEngine, str], None],
     ):
         self.state = state
         self._load = load
@@ -125,31 +111,47 @@ class Server:
         Raises:
             LlmjaxError: the port cannot be had or the model cannot be loaded.
         """
-        sock = bind(self.state.config)
+        config = self.state.config
+        raise_file_limit()
+        app, tls, sock = make_app(self.state), tls_context(config), bind(config)
+        logging.getLogger("aiohttp.server").addFilter(is_ours)
         # A client that goes away cancels its handler, which aborts its request.
         runner = web.AppRunner(
-            make_app(self.state),
+            app,
             handler_cancellation=True,
             shutdown_timeout=LAST_WORDS_SECONDS,
+            access_log=ACCESS,
             access_log_class=AccessLogger,
+            access_log_format=config.access_log_format,
+            # Between the end of a request and the end of the next one's headers.
+            keepalive_timeout=config.client_timeout,
+            max_line_size=MAX_HEADER_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
+            max_headers=MAX_HEADERS,
         )
-        await runner.setup()
         try:
-            await web.SockSite(runner, sock, backlog=1024).start()
+            await runner.setup()
+            await web.SockSite(runner, sock, backlog=1024, ssl_context=tls).start()
             self._listen_to_signals()
-            engine = await self._loaded()
-            if engine is None:
-                return 0
-            engine.start()
-            self.state.engine = engine
-            self._on_ready(engine, url(sock, self.state.config.host))
-            async with logged_stats(engine, self.state.config.log_stats_interval):
-                await first_of(asyncio.ensure_future(engine.ended.wait()), self._stop)
-                if engine.ended.is_set():
-                    return await self._mourn(engine)
-                return await self._drain(engine)
+            async with current_certificate(tls, config):
+                engine = await self._loaded()
+                if engine is None:
+                    return 0
+                engine.start()
+                self.state.put(engine)
+                self._on_ready(engine, url(sock, config))
+                interval = config.log_stats_interval
+                async with logged_stats(engine, interval), running_batches(runner):
+                    await first_of(asyncio.ensure_future(engine.ended.wait()), self._stop)
+                    if engine.ended.is_set():
+                        return await self._mourn(engine)
+                    return await self._drain(engine)
         finally:
             await runner.cleanup()
+            sock.close()
+            if config.uds is not None:
+                with suppress(FileNotFoundError):
+                    os.unlink(config.uds)
             self.state.pool.shutdown(wait=False, cancel_futures=True)
 
     def _listen_to_signals(self) -> None:
@@ -167,7 +169,7 @@ class Server:
             logger.info("%s again: stopping now", number.name)
             self._stop_now.set()
 
-    async def _loaded(self) -> AsyncEngine | None:
+    async def _loaded(self) -> AnyEngine | None:
         """The engine, or None where a signal came first."""
         loading = in_daemon_thread(self._load)
         await first_of(loading, self._stop)
@@ -176,7 +178,7 @@ class Server:
             return None
         return loading.result()
 
-    async def _drain(self, engine: AsyncEngine) -> int:
+    async def _drain(self, engine: AnyEngine) -> int:
         timeout = self.state.config.shutdown_timeout
         logger.info("waiting up to %g s for running requests: %d", timeout, engine.num_requests)
         draining = asyncio.ensure_future(engine.drain(timeout))
@@ -198,7 +200,7 @@ class Server:
         await self._last_words()
         return 1 if told_to else 0
 
-    async def _mourn(self, engine: AsyncEngine) -> int:
+    async def _mourn(self, engine: AnyEngine) -> int:
         """Requests have failed, and more would: whoever watches this process may start another."""
         try:
             engine.check_health()
@@ -220,18 +222,10 @@ async def first_of(future: asyncio.Future[Any], event: asyncio.Event) -> None:
     waiting.cancel()
 
 
-def url(sock: socket.socket, host: str) -> str:
-    """Where a client on this machine reaches the socket."""
-    port = sock.getsockname()[1]
-    if host in ("", "0.0.0.0", "::"):
-        host = "localhost"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 async def serve(
     engine_config: EngineConfig,
     server_config: ServerConfig,
-    on_ready: Callable[[AsyncEngine, str], None],
+    on_ready: Callable[[AnyEngine, str], None],
     group: Group | None = None,
 ) -> int:
     """Loads the model and serves it; see `Server.run`."""

@@ -22,12 +22,16 @@ HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
-DONE = b"data: [DONE]\n\n"
 
 
-def encode(events: Iterable[dict[str, Any]]) -> bytes:
+def encode(events: Iterable[dict[str, Any]], named: bool = False) -> bytes:
+    """Events on the wire; `named`: by their own "type"."""
     # ASCII escapes: some clients split lines at U+2028 and U+0085 as well.
-    return b"".join(b"data: %b\n\n" % json.dumps(e, separators=(",", ":")).encode() for e in events)
+    return b"".join(
+        (b"event: %b\n" % e["type"].encode() if named else b"")
+        + b"data: %b\n\n" % json.dumps(e, separators=(",", ":")).encode()
+        for e in events
+    )
 
 
 async def respond(
@@ -53,20 +57,21 @@ async def respond_with_events(
     nothing is pulled from `outputs`: the engine merges the news meanwhile.
     """
     prompt, output = await anext(outputs)
+    named = formatter.names_events
     response = web.StreamResponse(headers=HEADERS)
     try:
         await response.prepare(request)
         head = await request.app[STATE].in_thread(
-            lambda: encode([*formatter.begin(), *formatter.chunks(prompt, output)])
+            lambda: encode([*formatter.begin(), *formatter.chunks(prompt, output)], named)
         )
         await response.write(head)
         async for prompt, output in outputs:
             events = formatter.chunks(prompt, output)
             if events:
-                await response.write(encode(events))
-        await response.write(encode(formatter.end()) + DONE)
+                await response.write(encode(events, named))
+        await response.write(encode(formatter.end(), named) + formatter.ends_with)
     except ConnectionError:
         logger.debug("a client left in the middle of its stream")
     except Exception as error:
-        await response.write(encode([api_error(error).body()]))
+        await response.write(encode([formatter.error_event(api_error(error))], named))
     return response

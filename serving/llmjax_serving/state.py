@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import web
 
+from llmjax.pooled import cannot_generate, cannot_pool
+
 from .config import ServerConfig
 from .errors import Handler, unavailable
 from .schema.sampling import Limits
 
 if TYPE_CHECKING:
     from llmjax.engine.async_engine import AsyncEngine
+    from llmjax.engine.pooling import PoolingEngine
 
 T = TypeVar("T")
 
@@ -25,7 +28,8 @@ T = TypeVar("T")
 class ServerState:
     """Attributes:
     model_name: what clients call the model.
-    engine: None until the model is loaded.
+    engine: of a model that generates; None until it is loaded.
+    pooling: of one that embeds or scores.
     draining: no new requests are taken.
     active: handlers that generate.
     pool: threads that tokenise, so that the event loop does not.
@@ -34,6 +38,7 @@ class ServerState:
     model_name: str
     config: ServerConfig
     engine: AsyncEngine | None = None
+    pooling: PoolingEngine | None = None
     draining: bool = False
     active: set[asyncio.Task[Any]] = field(default_factory=set)
     created: int = field(default_factory=lambda: int(time.time()))
@@ -41,21 +46,51 @@ class ServerState:
         default_factory=lambda: ThreadPoolExecutor(4, thread_name_prefix="tokenise")
     )
 
-    def loaded_engine(self) -> AsyncEngine:
-        """The engine. Raises ApiError (503) while the model is loading."""
-        if self.engine is None:
+    def put(self, engine: AsyncEngine | PoolingEngine) -> None:
+        """Serves with it from now on."""
+        from llmjax.engine.pooling import PoolingEngine
+
+        if isinstance(engine, PoolingEngine):
+            self.pooling = engine
+        else:
+            self.engine = engine
+
+    def loaded(self) -> AsyncEngine | PoolingEngine:
+        """The engine of either kind. Raises ApiError (503) while the model is loading."""
+        engine = self.engine or self.pooling
+        if engine is None:
             raise unavailable("the model is loading", "loading")
+        return engine
+
+    def ready(self) -> AsyncEngine | PoolingEngine:
+        """The engine of either kind. Raises ApiError (503) while no new requests are taken."""
+        if self.draining:
+            raise unavailable("the server is shutting down", "shutting_down")
+        return self.loaded()
+
+    def loaded_engine(self) -> AsyncEngine:
+        """The engine that generates; raises as `loaded`, or InvalidRequestError: there is none."""
+        self.loaded()
+        if self.pooling is not None:
+            raise cannot_generate(self.model_name, self.pooling.task)
+        assert self.engine is not None
         return self.engine
 
     def ready_engine(self) -> AsyncEngine:
-        """The engine. Raises ApiError (503) while no new requests are taken."""
-        if self.draining:
-            raise unavailable("the server is shutting down", "shutting_down")
+        """The engine that generates; raises as `ready`, or InvalidRequestError: there is none."""
+        self.ready()
         return self.loaded_engine()
+
+    def pooling_engine(self) -> PoolingEngine:
+        """That which embeds or scores; raises as `ready`, or InvalidRequestError: there is none."""
+        self.ready()
+        if self.pooling is None:
+            raise cannot_pool(self.model_name)
+        return self.pooling
 
     @property
     def limits(self) -> Limits:
-        engine = self.ready_engine()
+        engine = self.ready()
         return Limits(
             vocab_size=engine.vocab_size,
             max_logprobs=engine.config.max_logprobs,
@@ -78,7 +113,7 @@ async def active_middleware(request: web.Request, handler: Handler) -> web.Strea
         return await handler(request)
     state, task = request.app[STATE], asyncio.current_task()
     assert task is not None
-    state.ready_engine()
+    state.ready()
     state.active.add(task)
     try:
         return await handler(request)

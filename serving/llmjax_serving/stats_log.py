@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llmjax.engine.async_engine import AsyncEngine
+    from llmjax.engine.pooling import PoolingEngine
 
 logger = logging.getLogger(__name__)
 
@@ -62,10 +63,40 @@ class StatsLog:
         }
 
 
+class PoolingLog:
+    """Says what an engine that embeds or scores has done since it last did."""
+
+    def __init__(self, engine: PoolingEngine):
+        self._engine = engine
+        self._time = time.monotonic()
+        self._before = self._read()
+
+    def line(self) -> str | None:
+        """The line, or None where there is nothing to do and has not been since the last one."""
+        now, totals = time.monotonic(), self._read()
+        seconds, self._time = max(now - self._time, 1e-9), now
+        tokens, bucket, padded = (a - b for a, b in zip(totals, self._before, strict=True))
+        self._before = totals
+        if not (bucket or self._engine.num_requests):
+            return None
+        return (
+            f"Avg prompt throughput: {tokens / seconds:.1f} tokens/s, "
+            f"Running: {self._engine.num_running} reqs, "
+            f"Waiting: {self._engine.num_waiting} reqs, Padding: {padded / max(1, bucket):.1%}"
+        )
+
+    def _read(self) -> tuple[float, float, float]:
+        tokens = self._engine.metrics.totals()["prompt_tokens_total"]
+        return tokens, self._engine.bucket_tokens, self._engine.padded_tokens
+
+
 @asynccontextmanager
-async def logged_stats(engine: AsyncEngine, interval: float) -> AsyncIterator[None]:
+async def logged_stats(engine: AsyncEngine | PoolingEngine, interval: float) -> AsyncIterator[None]:
     """Logs a line every `interval` seconds; 0 is never."""
-    task = asyncio.ensure_future(_log(StatsLog(engine), interval)) if interval else None
+    from llmjax.engine.pooling import PoolingEngine
+
+    lines = PoolingLog(engine) if isinstance(engine, PoolingEngine) else StatsLog(engine)
+    task = asyncio.ensure_future(_log(lines, interval)) if interval else None
     try:
         yield
     finally:
@@ -73,7 +104,7 @@ async def logged_stats(engine: AsyncEngine, interval: float) -> AsyncIterator[No
             task.cancel()
 
 
-async def _log(log: StatsLog, interval: float) -> None:
+async def _log(log: StatsLog | PoolingLog, interval: float) -> None:
     while True:
         await asyncio.sleep(interval)
         line = log.line()

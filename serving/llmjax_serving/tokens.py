@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize."""
+"""POST /tokenize, /detokenize and /v1/chat/completions/render."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from .body import read_json
-from .prompts import encode_chat
+from .prompts import encode_chat, template_arguments
+from .schema.chat import ChatPrompt, parse_chat
 from .schema.sampling import check_model
 from .schema.tokens import TokenizeRequest, parse_detokenize, parse_tokenize
 from .state import STATE
@@ -36,7 +37,7 @@ def tokenized(tokenizer: Tokenizer, request: TokenizeRequest, max_model_len: int
 
 async def tokenize(request: web.Request) -> web.Response:
     state = request.app[STATE]
-    engine = state.ready_engine()
+    engine = state.ready()
     body = parse_tokenize(await read_json(request), state.limits)
     check_model(body.model, state.model_name)
     text = await state.in_thread(tokenized, engine.tokenizer, body, engine.max_model_len)
@@ -45,7 +46,7 @@ async def tokenize(request: web.Request) -> web.Response:
 
 async def detokenize(request: web.Request) -> web.Response:
     state = request.app[STATE]
-    engine = state.ready_engine()
+    engine = state.ready()
     body = parse_detokenize(await read_json(request), state.limits)
     check_model(body.model, state.model_name)
     # vLLM keeps special tokens here, so that the text tokenises back to the same ids.
@@ -53,3 +54,21 @@ async def detokenize(request: web.Request) -> web.Response:
         lambda: engine.tokenizer.decode(body.tokens, skip_special_tokens=False)
     )
     return web.json_response({"prompt": text})
+
+
+def rendered(tokenizer: Tokenizer, prompt: ChatPrompt) -> str:
+    """What the model is to go on with, as JSON."""
+    arguments = template_arguments(tokenizer, prompt)
+    ids = tokenizer.encode_chat(prompt.messages, **arguments)
+    arguments.pop("add_special_tokens", None)
+    text = tokenizer.render_chat(prompt.messages, **arguments)
+    return json.dumps({"prompt": text, "prompt_token_ids": ids, "count": len(ids)})
+
+
+async def render(request: web.Request) -> web.Response:
+    state = request.app[STATE]
+    engine = state.ready_engine()
+    body = parse_chat(await read_json(request), state.limits)
+    check_model(body.model, state.model_name)
+    text = await state.in_thread(rendered, engine.tokenizer, body.prompt)
+    return web.json_response(text=text)

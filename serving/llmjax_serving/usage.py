@@ -8,11 +8,16 @@ from llmjax.request import RequestOutput
 
 
 class Usage:
-    """OpenAI's `usage`: each prompt counts once, however many choices it has."""
+    """OpenAI's `usage`: each prompt counts once, however many choices it has.
+
+    Attributes:
+        reasoning_tokens: of the completion's; None where they are not told apart.
+    """
 
     def __init__(self) -> None:
         self._prompts: dict[int, tuple[int, int]] = {}
         self._completion_tokens = 0
+        self.reasoning_tokens: int | None = None
 
     def add(self, prompt: int, output: RequestOutput) -> None:
         """Counts the news `output` of prompt number `prompt`."""
@@ -23,7 +28,7 @@ class Usage:
 
     def body(self) -> dict[str, Any]:
         prompt_tokens = sum(length for length, _ in self._prompts.values())
-        return {
+        body: dict[str, Any] = {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": self._completion_tokens,
             "total_tokens": prompt_tokens + self._completion_tokens,
@@ -31,3 +36,6 @@ class Usage:
                 "cached_tokens": sum(cached for _, cached in self._prompts.values())
             },
         }
+        if self.reasoning_tokens is not None:
+            body["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return body

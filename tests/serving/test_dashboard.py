@@ -18,7 +18,7 @@ from .browser import PROGRAM, browser
 from .double import MODEL, EngineDouble, client_of, run_async, until
 
 in_browser = pytest.mark.skipif(PROGRAM is None, reason="no Chromium is installed here")
-KEY = ServerConfig(api_key="s3cret")
+KEY = ServerConfig(api_key=("s3cret",))
 BEARER = {"Authorization": "Bearer s3cret"}
 SECRET = "<b>the words of a prompt</b>"
 

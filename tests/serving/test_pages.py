@@ -15,7 +15,7 @@ from .browser import PROGRAM, browser
 from .double import EngineDouble, client_of, run_async
 
 in_browser = pytest.mark.skipif(PROGRAM is None, reason="no Chromium is installed here")
-KEY = ServerConfig(api_key="s3cret")
+KEY = ServerConfig(api_key=("s3cret",))
 LAST = "[...document.querySelectorAll('.said.assistant > p:not(.quiet)')].at(-1)?.textContent"
 
 

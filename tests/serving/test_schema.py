@@ -195,8 +195,11 @@ def test_fields_that_ask_for_nothing_are_accepted():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tools", {}),
         ("tool_choice", "required"),
+        ("parallel_tool_calls", "no"),
+        ("include_reasoning", 1),
+        ("reasoning_effort", "much"),
         ("functions", [{"name": "f"}]),
         ("chat_template", "{{ 1 }}"),
         ("echo", 1),

@@ -15,7 +15,8 @@ import pytest
 
 from llmjax.errors import ConfigError, ModelNotFoundError
 from llmjax_serving.config import ServerConfig
-from llmjax_serving.server import Server, bind
+from llmjax_serving.listen import bind
+from llmjax_serving.server import Server
 from llmjax_serving.state import ServerState
 
 from .double import MODEL, EngineDouble, events, run_async, until
@@ -32,7 +33,7 @@ def free_port() -> int:
 async def running(load, **config):
     """A `Server` whose `run` goes on beside the test, and a session that talks to it."""
     port = free_port()
-    state = ServerState(MODEL, ServerConfig(port=port, **config))
+    state = ServerState(MODEL, ServerConfig(**{"port": port, **config}))
     ready = asyncio.Event()
     server = Server(state, load, lambda engine, url: ready.set())
     task = asyncio.ensure_future(server.run())

@@ -11,12 +11,25 @@ from typing import NoReturn
 from llmjax import __version__
 from llmjax.errors import LlmjaxError
 
-from . import bench, chat, collect_env, convert, generate, prefill, pull, serve, simulate, tune
+from . import (
+    bench,
+    chat,
+    collect_env,
+    convert,
+    generate,
+    prefill,
+    pull,
+    run_batch,
+    serve,
+    simulate,
+    tune,
+)
 
 COMMANDS = {
     "serve": serve,
     "prefill": prefill,
     "generate": generate,
+    "run-batch": run_batch,
     "chat": chat,
     "pull": pull,
     "convert": convert,

@@ -113,7 +113,7 @@ def _add_serve(kinds: Any) -> None:
     )
     parser.add_argument(
         "--api-key",
-        default=os.environ.get("LLMJAX_API_KEY"),
+        default=os.environ.get("LLMJAX_API_KEY", "").partition(",")[0] or None,
         metavar="KEY",
         help="by default the variable LLMJAX_API_KEY",
     )

@@ -126,3 +126,12 @@ def set_up_logging(level: int) -> None:
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for name in TALKATIVE:
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
+
+
+def log_bare(name: str) -> None:
+    """Lines of this logger stand as they are: machines read them."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger(name)
+    logger.addHandler(handler)
+    logger.propagate = False

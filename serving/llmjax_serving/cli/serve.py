@@ -17,10 +17,18 @@ from llmjax.config import EngineConfig
 from llmjax.distributed import DistributedConfig, check_together, shared_options
 
 from ..config import ServerConfig
-from .flags import add_engine_flags, add_flags, add_log_level, engine_options, set_up_logging
+from .flags import (
+    add_engine_flags,
+    add_flags,
+    add_log_level,
+    engine_options,
+    log_bare,
+    set_up_logging,
+)
 
 if TYPE_CHECKING:
     from llmjax.engine.async_engine import AsyncEngine
+    from llmjax.engine.pooling import PoolingEngine
     from llmjax.parallel.group import Group
 
 logger = logging.getLogger(__name__)
@@ -35,8 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     set_up_logging(getattr(logging, args.log_level.upper()))
+    if getattr(args, "access_log_format", None) == "json":
+        log_bare("llmjax_serving.access")
     engine_config = EngineConfig.of(**engine_options(args))
-    given = {"api_key": os.environ.get("LLMJAX_API_KEY")} | given_of(args, ServerConfig)
+    given = given_of(args, ServerConfig)
+    if "LLMJAX_API_KEY" in os.environ:
+        given.setdefault("api_key", tuple(os.environ["LLMJAX_API_KEY"].split(",")))
     server_config = ServerConfig(**given)
     distributed = DistributedConfig(**given_of(args, DistributedConfig))
     group = None
@@ -47,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
     from ..server import serve
 
-    def on_ready(engine: AsyncEngine, url: str) -> None:
+    def on_ready(engine: AsyncEngine | PoolingEngine, url: str) -> None:
         print(banner(engine, url, server_config), flush=True)
 
     return asyncio.run(serve(engine_config, server_config, on_ready, group))
@@ -99,14 +111,16 @@ def follow(config: EngineConfig, group: Group) -> int:
     return 0
 
 
-def banner(engine: AsyncEngine, url: str, config: ServerConfig) -> str:
+def banner(engine: AsyncEngine | PoolingEngine, url: str, config: ServerConfig) -> str:
     """What an operator wants to know once, and a command to try."""
     return "\n".join(
         [
             "",
-            engine.engine.describe(),
+            engine.describe(),
             "",
-            f"Ready: {url}/v1" + ("" if config.api_key else " (open: no --api-key)"),
+            f"Ready: {url}/v1"
+            + (f" at {config.uds}" if config.uds is not None else "")
+            + ("" if config.has_keys else " (open: no --api-key)"),
             "Try:",
             f"  {curl(engine, url, config)}",
             "",
@@ -114,16 +128,25 @@ def banner(engine: AsyncEngine, url: str, config: ServerConfig) -> str:
     )
 
 
-def curl(engine: AsyncEngine, url: str, config: ServerConfig) -> str:
+def curl(engine: AsyncEngine | PoolingEngine, url: str, config: ServerConfig) -> str:
     """A request that works as pasted into a shell."""
+    from llmjax.engine.pooling import PoolingEngine
+
     body: dict = {"model": engine.config.model.name}
-    if engine.tokenizer.chat_template:
+    if isinstance(engine, PoolingEngine):
+        path = "/v1/embeddings" if engine.task == "embed" else "/rerank"
+        documents = ["Water is made of hydrogen and oxygen.", "The sky is blue."]
+        query = {"query": "What is water made of?", "documents": documents}
+        body |= {"input": documents} if engine.task == "embed" else query
+    elif engine.tokenizer.chat_template:
         path = "/v1/chat/completions"
         body["messages"] = [{"role": "user", "content": "What is water made of?"}]
     else:
         path = "/v1/completions"
         body["prompt"] = "The capital of France is"
-    body |= {"temperature": 0, "max_tokens": 64}
-    key = ' -H "Authorization: Bearer $LLMJAX_API_KEY"' if config.api_key else ""
+    if not isinstance(engine, PoolingEngine):
+        body |= {"temperature": 0, "max_tokens": 64}
+    key = ' -H "Authorization: Bearer ${LLMJAX_API_KEY%%,*}"' if config.has_keys else ""
     data = shlex.quote(json.dumps(body))
-    return f"curl {url}{path}{key} -H 'Content-Type: application/json' -d {data}"
+    socket = f"--unix-socket {shlex.quote(config.uds)} " if config.uds is not None else ""
+    return f"curl {socket}{url}{path}{key} -H 'Content-Type: application/json' -d {data}"

@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
     from llmjax.bench.tune import tune
     from llmjax.checkpoint import resolve_model
+    from llmjax.checkpoint.architecture import require_decoder
     from llmjax.checkpoint.detect import open_checkpoint
     from llmjax.errors import ConfigError
 
@@ -45,5 +46,5 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None and not args.output.is_dir():
         raise ConfigError(f"--output is {args.output}, which is no folder")
     config, _ = open_checkpoint(resolve_model(args.model)).read_architecture()
-    print(tune(config, args.quantization, args.tokens, args.output))
+    print(tune(require_decoder(config), args.quantization, args.tokens, args.output))
     return 0

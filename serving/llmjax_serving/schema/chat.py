@@ -6,10 +6,12 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from llmjax.answers import Tool, ToolUse
 from llmjax.beam_search import BeamSearchParams
 from llmjax.errors import InvalidRequestError
 from llmjax.request import RequestOptions, SamplingParams
 
+from . import tools
 from .fields import (
     Field,
     Parse,
@@ -148,6 +150,7 @@ def messages(value: Any, path: str) -> list[dict[str, Any]]:
 
 
 PROMPT: dict[str, Field] = {
+    **tools.PROMPT,
     "messages": Field(messages, required=True),
     "add_generation_prompt": Field(boolean, True),
     "continue_final_message": Field(boolean, False),
@@ -162,6 +165,7 @@ FIELDS: dict[str, Field] = {
     **COMMON,
     **SAMPLING,
     **PROMPT,
+    **tools.FIELDS,
     "max_tokens": Field(integer(1)),
     "max_completion_tokens": Field(integer(1)),
     "logprobs": Field(boolean, False),
@@ -171,7 +175,6 @@ FIELDS: dict[str, Field] = {
 
 PROMPT_NO_OPS: dict[str, Parse] = {
     "mm_processor_kwargs": only(),
-    "tools": only([]),
 }
 
 CHAT_NO_OPS: dict[str, Parse] = {
@@ -181,12 +184,8 @@ CHAT_NO_OPS: dict[str, Parse] = {
     "best_of": only(1),
     "function_call": only("none", "auto"),
     "functions": only([]),
-    "include_reasoning": only(True),
     "modalities": only(["text"]),
-    "parallel_tool_calls": boolean,
     "prediction": only(),
-    "reasoning_effort": only("none"),
-    "tool_choice": only("none", "auto"),
     "verbosity": only("medium"),
     "web_search_options": only(),
 }
@@ -207,6 +206,7 @@ class ChatPrompt:
     Attributes:
         add_special_tokens: those that a text begins and ends with are added to the template's.
         template: instead of the model's own.
+        reasoning_effort: how long the model is to think; refused where the template knows none.
     """
 
     messages: list[dict[str, Any]]
@@ -216,6 +216,8 @@ class ChatPrompt:
     documents: list[dict[str, Any]] | None = None
     add_special_tokens: bool = False
     template: str | None = None
+    tools: tuple[Tool, ...] = ()
+    reasoning_effort: str | None = None
 
 
 @dataclass(frozen=True)
@@ -224,6 +226,7 @@ class ChatRequest:
     params: max_tokens is None where the client said nothing (the rest of the context).
     echo: the answer begins with the last message, where that is the assistant's.
     truncate: tokens of the prompt that stay, its last ones; -1 is what the context holds.
+    tools: what the model may call, or must.
     """
 
     model: str | None
@@ -238,6 +241,8 @@ class ChatRequest:
     return_token_ids: bool
     tokens_as_ids: bool
     beam: BeamSearchParams | None
+    tools: ToolUse | None
+    include_reasoning: bool
 
 
 def chat_prompt(values: dict[str, Any], limits: Limits) -> ChatPrompt:
@@ -270,6 +275,8 @@ def chat_prompt(values: dict[str, Any], limits: Limits) -> ChatPrompt:
         values["documents"],
         values["add_special_tokens"],
         values["chat_template"],
+        values["tools"],
+        values["reasoning_effort"],
     )
 
 
@@ -281,6 +288,8 @@ def parse_chat(body: dict[str, Any], limits: Limits) -> ChatRequest:
     """
     values = read(body, FIELDS, CHAT_NO_OPS)
     options = check_stream(values)
+    use = tools.tool_use(values)
+    values["tools"] = use.offered if use is not None else ()
     top_logprobs, older, newer = (
         values[name] for name in ("top_logprobs", "max_tokens", "max_completion_tokens")
     )
@@ -310,4 +319,6 @@ def parse_chat(body: dict[str, Any], limits: Limits) -> ChatRequest:
         return_token_ids=values["return_token_ids"],
         tokens_as_ids=values["return_tokens_as_token_ids"],
         beam=beam_params(values, limits),
+        tools=use,
+        include_reasoning=values["include_reasoning"],
     )

@@ -71,8 +71,8 @@ def object_schema(
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    if not schema:
-        return {}
+    if not schema or schema.get("type") == "null":
+        return schema
     if isinstance(schema.get("type"), str) and "enum" not in schema:
         return schema | {"type": [schema["type"], "null"]}
     return {"anyOf": [schema, {"type": "null"}]}

@@ -197,7 +197,7 @@ def beam_params(values: Mapping[str, Any], limits: Limits) -> BeamSearchParams |
         raise InvalidRequestError("a beam search cannot be streamed", param="stream")
     if values["temperature"] not in (None, 0, 1):
         raise refuse("temperature", values["temperature"], "none in a beam search")
-    others = {"logprobs", "top_logprobs", "echo", *structured.FIELDS}
+    others = {"logprobs", "top_logprobs", "echo", "tools", *structured.FIELDS}
     for name in (SAMPLING.keys() | others) - BEAM_FIELDS:
         if values.get(name):
             raise InvalidRequestError(f"{name}: allowed is none in a beam search", param=name)

@@ -48,7 +48,7 @@ function route(path, method, told, schemas) {
   const summary = make("summary");
   summary.append(make("b", `${method.toUpperCase()} ${path}`), ` ${told.summary}`);
   box.append(summary);
-  const asked = told.requestBody?.content["application/json"].schema;
+  const asked = Object.values(told.requestBody?.content ?? {})[0]?.schema;
   const schema = asked && resolve(asked, schemas);
   for (const one of schema ? schema.anyOf ?? [schema] : []) box.append(make("h2", "takes"), fields(one));
   const given = told.responses["200"].content["application/json"]?.schema;

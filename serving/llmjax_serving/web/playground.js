@@ -140,10 +140,10 @@ async function answer() {
       usage = event.usage ?? usage;
       const choice = event.choices[0];
       if (!choice) continue;
-      const text = choice.delta.content ?? "";
+      const text = choice.delta.content ?? "", thought = choice.delta.reasoning ?? "";
       if (choice.logprobs?.content?.length) words.append(...tokens(choice.logprobs.content));
-      else words.append(text);
-      if (text) {
+      else words.append(...(thought ? [make("span", thought, "quiet")] : []), text);
+      if (text || thought) {
         last = performance.now();
         first ??= last;
       }

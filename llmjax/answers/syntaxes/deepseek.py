@@ -1,0 +1,54 @@
+"""DeepSeek V3, R1 (`function<sep>name` and a block of JSON) and V3.1 (`name<sep>{...}`)."""
+
+from __future__ import annotations
+
+from ..reader import Reader, Reading
+from .base import Call, Frame, Syntax, arguments_of
+
+_CALLS, _END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_CALL, _END_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+_SEP = "<｜tool▁sep｜>"
+
+
+class DeepSeek(Syntax):
+    """Reads both; this is how V3.1 writes."""
+
+    markers = (_CALLS,)
+    special = (_CALLS, _END_CALLS, _CALL, _END_CALL, _SEP)
+    frame = Frame(f"{_CALL}{{name}}{_SEP}", _END_CALL, "", _CALLS, _END_CALLS)
+
+    def read(self, reader: Reader) -> Reading[list[Call]]:
+        yield from reader.literal(_CALLS)
+        calls: list[Call] = []
+        while True:
+            yield from reader.space()
+            if calls and (yield from reader.maybe(_END_CALLS)):
+                return calls
+            calls.append((yield from self._call(reader)))
+
+    def _call(self, reader: Reader) -> Reading[Call]:
+        yield from reader.literal(_CALL)
+        name = (yield from reader.until(_SEP)).strip()
+        fenced = False
+        if name == "function":
+            named = yield from reader.attempt(self._fenced_name(reader))
+            if isinstance(named, str):
+                name, fenced = named, True
+        arguments = arguments_of((yield from reader.json()))
+        yield from reader.space()
+        if fenced:
+            yield from reader.literal("```")
+        yield from reader.maybe(_END_CALL)
+        return Call(name, arguments)
+
+    def _fenced_name(self, reader: Reader) -> Reading[str]:
+        name = (yield from reader.until("\n")).strip()
+        yield from reader.space()
+        yield from reader.literal("```json")
+        return name
+
+
+class DeepSeekV3(DeepSeek):
+    frame = Frame(
+        f"{_CALL}function{_SEP}{{name}}\n```json\n", f"\n```{_END_CALL}", "\n", _CALLS, _END_CALLS
+    )

@@ -1,0 +1,227 @@
+"""From texts to what a model that pools computes, and from its vectors to answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..checkpoint import PoolingModel
+from ..checks import shown
+from ..errors import InvalidRequestError
+from ..models import EncoderConfig
+
+QUERY_PROMPTS = ("query",)
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+"""sentence-transformers' names of the prompts of either side of a search."""
+
+
+class PoolingInput(NamedTuple):
+    """Tokens of a text or pair, all within the vocabulary and no more than the model takes.
+
+    Attributes:
+        types: the kind of each token (`EncoderConfig.num_types`); empty: all of kind 0.
+    """
+
+    token_ids: list[int]
+    types: list[int]
+
+
+class Plan(NamedTuple):
+    """What a request needs computed.
+
+    Attributes:
+        finish: from the vectors of `inputs` to the answers, one for each text or pair asked for.
+    """
+
+    inputs: list[PoolingInput]
+    finish: Callable[[Sequence[np.ndarray]], list]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(i.token_ids) for i in self.inputs)
+
+
+class InputMaker:
+    """Reads texts as a model wants them. Safe to share by threads.
+
+    All its methods raise InvalidRequestError that names the parameter at fault, and take
+
+        truncate: tokens of a text or pair that stay, its first ones and the special ones; -1
+            is what the model takes. None refuses what is too long.
+    """
+
+    def __init__(self, model: PoolingModel, max_model_len: int):
+        self._tokenizer, self._pooling = model.tokenizer, model.pooling
+        self._vocab_size, self._max_model_len = model.config.vocab_size, max_model_len
+        self._hidden_size = model.config.hidden_size
+        config = model.config
+        self._has_types = isinstance(config, EncoderConfig) and config.num_types > 1
+
+    def embeddings(
+        self,
+        texts: Sequence[str | list[int]],
+        *,
+        param: str = "input",
+        truncate: int | None = None,
+        add_special_tokens: bool = True,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+    ) -> Plan:
+        """Of texts or token ids; the answers are float32 vectors.
+
+        Args:
+            prompt_name: which of the model's prompts goes before texts.
+            dimensions: of the vectors, where the model allows it to be cut.
+        """
+        self._require("embed", param)
+        self._check_dimensions(dimensions)
+        prompt = self._prompt(prompt_name)
+        inputs = [
+            self._text(text, param, truncate, prompt, add_special_tokens)
+            if isinstance(text, str)
+            else self._ids(text, param, truncate)
+            for text in texts
+        ]
+        return Plan(inputs, lambda vectors: [self._cut(v, dimensions) for v in vectors])
+
+    def scores(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        params: tuple[str, str] = ("text_1", "text_2"),
+        truncate: int | None = None,
+        is_search: bool = False,
+    ) -> Plan:
+        """Of pairs of texts; the answers are floats.
+
+        Args:
+            params: names of the two sides.
+            is_search: the first of each pair is a query for the second, which embeddings may
+                have prompts for.
+        """
+        if self._pooling.task == "score":
+            inputs = [self._pair(a, b, params, truncate) for a, b in pairs]
+            return Plan(inputs, lambda logits: [self._activated(x.item()) for x in logits])
+        sides = (QUERY_PROMPTS, DOCUMENT_PROMPTS) if is_search else ((), ())
+        prompts = [self._prompt(next((n for n in s if n in self._names), None)) for s in sides]
+        # Each text once, however often it is compared.
+        places: dict[tuple[str, str], int] = {}
+        inputs = []
+        for pair in pairs:
+            for text, prompt, param in zip(pair, prompts, params, strict=True):
+                if (prompt, text) not in places:
+                    places[prompt, text] = len(inputs)
+                    inputs.append(self._text(text, param, truncate, prompt, True))
+        at = [(places[prompts[0], a], places[prompts[1], b]) for a, b in pairs]
+        return Plan(
+            inputs, lambda vectors: [self._similarity(vectors[i], vectors[j]) for i, j in at]
+        )
+
+    @property
+    def _names(self) -> set[str]:
+        return set(self._pooling.prompts)
+
+    def _require(self, task: str, param: str) -> None:
+        if self._pooling.task != task:
+            raise InvalidRequestError(
+                "the model scores pairs of texts and has no embeddings; use score or rerank",
+                code="unsupported_task",
+            )
+
+    def _text(
+        self, text: str, param: str, truncate: int | None, prompt: str, special: bool
+    ) -> PoolingInput:
+        if not text:
+            raise InvalidRequestError(f"{param} is empty, allowed: some text", param=param)
+        text = prompt + text
+        ids = self._tokenizer.encode(text.lower() if self._pooling.lowercase else text, special)
+        suffix = self._tokenizer.suffix if special else []
+        most = self._most(truncate, len(self._tokenizer.encode("")) if special else 0)
+        if most is not None and len(ids) > most:
+            ids = ids[: most - len(suffix)] + suffix
+        return self._checked(ids, [], param)
+
+    def _ids(self, ids: list[int], param: str, truncate: int | None) -> PoolingInput:
+        for token in ids:
+            if not 0 <= token < self._vocab_size:
+                raise InvalidRequestError(
+                    f"token id {shown(token)} in {param} is not in the vocabulary, allowed: 0 to "
+                    f"{self._vocab_size - 1}",
+                    param=param,
+                )
+        return self._checked(ids[: self._most(truncate, 0)], [], param)
+
+    def _pair(self, a: str, b: str, params: tuple[str, str], truncate: int | None) -> PoolingInput:
+        for text, param in zip((a, b), params, strict=True):
+            if not text:
+                raise InvalidRequestError(f"{param} is empty, allowed: some text", param=param)
+        most = self._most(truncate, self._tokenizer.num_special_of_pair + 1)
+        ids, types = self._tokenizer.encode_pair(a, b, most)
+        return self._checked(ids, types if self._has_types else [], params[1])
+
+    def _checked(self, ids: list[int], types: list[int], param: str) -> PoolingInput:
+        if not ids:
+            raise InvalidRequestError(f"{param} has no tokens, allowed: one or more", param=param)
+        if len(ids) > self._max_model_len:
+            raise InvalidRequestError(
+                f"{param} has {len(ids)} tokens, allowed: up to {self._max_model_len}, what the "
+                "model takes; truncate_prompt_tokens keeps the first so many",
+                param=param,
+                code="context_length_exceeded",
+            )
+        return PoolingInput(ids, types)
+
+    def _most(self, truncate: int | None, special: int) -> int | None:
+        if truncate is None:
+            return None
+        most = self._max_model_len if truncate == -1 else truncate
+        if not special < most <= self._max_model_len:
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens is {truncate}, allowed: {special + 1} to "
+                f"{self._max_model_len}, or -1 for the latter",
+                param="truncate_prompt_tokens",
+            )
+        return most
+
+    def _prompt(self, name: str | None) -> str:
+        prompts = self._pooling.prompts
+        if name is None:
+            return prompts[self._pooling.default_prompt] if self._pooling.default_prompt else ""
+        if name not in prompts:
+            allowed = ", ".join(prompts) or "none, as the model has no prompts"
+            raise InvalidRequestError(
+                f"prompt_name is {shown(name)}, allowed: {allowed}", param="prompt_name"
+            )
+        return prompts[name]
+
+    def _check_dimensions(self, dimensions: int | None) -> None:
+        allowed, most = self._pooling.dimensions, self._hidden_size
+        if dimensions is None or dimensions == most:
+            return
+        if allowed == "any" and 1 <= dimensions < most:
+            return
+        if allowed == "any" or dimensions not in allowed:
+            words = f"1 to {most}" if allowed == "any" else ", ".join(map(str, (*allowed, most)))
+            raise InvalidRequestError(
+                f"dimensions is {dimensions}, allowed for this model: {words}", param="dimensions"
+            )
+
+    def _cut(self, vector: np.ndarray, dimensions: int | None) -> np.ndarray:
+        if dimensions is None or dimensions == len(vector):
+            return vector
+        short = vector[:dimensions]
+        return short / max(np.linalg.norm(short), 1e-12) if self._pooling.normalize else short
+
+    def _similarity(self, a: np.ndarray, b: np.ndarray) -> float:
+        product = float(a @ b)
+        if self._pooling.similarity == "dot":
+            return product
+        return product / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-12)
+
+    def _activated(self, logit: float) -> float:
+        if self._pooling.activation == "identity":
+            return logit
+        # exp of a large number would overflow.
+        return float(np.exp(-np.logaddexp(0.0, -logit)))

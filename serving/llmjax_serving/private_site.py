@@ -1,0 +1,28 @@
+"""The app behind a socket that only this process knows: for requests that it makes itself."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+
+BASE = "http://llmjax"
+"""Of URLs; where they go is the connector's to know."""
+
+
+@asynccontextmanager
+async def private_session(runner: web.AppRunner) -> AsyncIterator[aiohttp.ClientSession]:
+    """A session whose requests are answered by the app of a runner that has been set up."""
+    with tempfile.TemporaryDirectory(prefix="llmjax-") as folder:
+        path = str(Path(folder) / "socket")  # nobody else may enter the folder
+        site = web.UnixSite(runner, path)
+        await site.start()
+        timeout = aiohttp.ClientTimeout(total=None)
+        connector = aiohttp.UnixConnector(path, limit=0)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+            yield session
+        await site.stop()
