@@ -234,6 +234,10 @@ class SchedulerConfig:
             first the request of whose prompt the prefix cache has most (longest prefix match).
         fair_users: users that wait share tokens alike, whoever of them has sent most requests;
             within a priority under "priority".
+        num_scheduler_steps: decode steps that one program computes before the host has its turn,
+            where all sequences decode and none is bound to a grammar. Tokens are the same and come
+            in bursts, and a request that arrives waits for up to so many steps. It pays where a
+            step takes less than the host's turn, as on GPUs; compiling takes longer.
     """
 
     max_num_seqs: int = 256
@@ -248,6 +252,7 @@ class SchedulerConfig:
     queue_timeout: float | None = None
     scheduling_policy: str = "fcfs"
     fair_users: bool = False
+    num_scheduler_steps: int = 1
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -266,6 +271,8 @@ class SchedulerConfig:
             0 <= self.max_paddings < 1,
             f"max_paddings is {self.max_paddings}, allowed: 0 up to below 1",
         )
+        steps = self.num_scheduler_steps
+        _require(1 <= steps <= 64, f"num_scheduler_steps is {steps}, allowed: 1 to 64")
         margin = self.forecast_margin
         _require(
             margin is None or 0 <= margin <= 100,
@@ -441,6 +448,12 @@ class EngineConfig:
             stages == 1 or not self.prefill.prefill_from,
             f"prefill_from is {self.prefill.prefill_from}, allowed with a pipeline_parallel_size "
             f"of {stages}: none",
+        )
+        steps = self.scheduler.num_scheduler_steps
+        _require(
+            stages == 1 or steps == 1,
+            f"num_scheduler_steps is {steps}, allowed with a pipeline_parallel_size of {stages}: "
+            "1, as steps in flight are in different stages",
         )
         _require(
             self.cache.kv_eviction is None or not self.prefill.prefill_from,

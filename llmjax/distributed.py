@@ -76,6 +76,11 @@ def check_together(config: EngineConfig) -> None:
             f"prefill_from is {config.prefill.prefill_from}, allowed with coordinator_address: "
             "none, as a worker hands over whole pages and a process has only its heads of them"
         )
+    if (steps := config.scheduler.num_scheduler_steps) > 1:
+        raise ConfigError(
+            f"num_scheduler_steps is {steps}, allowed with coordinator_address: 1, as process 0 "
+            "tells the others of each step"
+        )
 
 
 def shared_options(config: EngineConfig) -> dict[str, Any]:

@@ -67,9 +67,12 @@ def make_ragged_batch(
 ) -> RaggedBatch:
     """Derives the per-token arrays of a step of `num_tokens` (T) tokens, on the device."""
     token = jnp.arange(num_tokens, dtype=jnp.int32)
-    token_seqs = jnp.searchsorted(query_starts, token, side="right").astype(jnp.int32) - 1
+    # A search that is a loop would have the host of a GPU wait for each of its turns.
+    token_seqs = token
+    if not decode_only:
+        token_seqs = jnp.searchsorted(query_starts, token, side="right", method="compare_all") - 1
     is_token = token < query_starts[-1]
-    token_seqs = jnp.where(is_token, token_seqs, 0)
+    token_seqs = jnp.where(is_token, token_seqs, 0).astype(jnp.int32)
     query_lens = query_starts[1:] - query_starts[:-1]
     first_position = kv_lens - query_lens
     positions = first_position[token_seqs] + token - query_starts[token_seqs]

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 OLDEST = 80
 """Compute capability of an A100: the first with bfloat16 and asynchronous copies."""
 HOPPER = 90
+LAUNCH = "triton_kernel_call_ffi"
+"""What launches are called in a compiled program."""
 
 
 def available() -> bool:
@@ -60,6 +62,7 @@ def launch(
     """
     import jax_triton
 
+    _let_capture()
     return jax_triton.triton_call(
         *inputs,
         kernel=kernel,
@@ -71,6 +74,33 @@ def launch(
         compute_capability=gpu.compute_capability,
         **constants,
     )
+
+
+@functools.cache
+def _let_capture() -> None:
+    """Has XLA put launches into CUDA graphs, as it does with its own.
+
+    jax-triton 0.3 has kernels launched by a custom call of which XLA cannot know that it may be
+    captured. jaxlib has the same, with the same data, as an FFI handler that says so; jax-triton
+    0.4, for newer Pythons and Tritons, uses that one.
+    """
+    import jax_triton.triton_lib
+    from jax import ffi
+    from jax.interpreters import mlir
+
+    lib = jax_triton.triton_lib
+
+    def lower(ctx: Any, *args: Any, **parameters: Any) -> Any:
+        call = lib.triton_kernel_call_lowering(lib.get_cuda_backend, ctx, *args, **parameters)
+        old = call[0].owner
+        opaque = old.attributes["backend_config"].value_bytes
+        aliases = dict(parameters["input_output_aliases"])
+        rule = ffi.ffi_lowering(LAUNCH, api_version=4, operand_output_aliases=aliases)
+        new = rule(ctx, *args, opaque=opaque)
+        old.erase()
+        return new
+
+    mlir.register_lowering(lib.triton_kernel_call_p, lower, platform="cuda")
 
 
 def power_of_two(n: int) -> int:

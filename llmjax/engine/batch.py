@@ -152,28 +152,29 @@ class SlotTable:
         return bias
 
     def pack(self, plan: Plan) -> PackedStep:
+        """A plan's step; where it has several, the first of them."""
         S, chunks = plan.bucket.seqs, plan.chunks
         packed = np.zeros(packed_size(plan.bucket, self.num_groups), np.int32)
         fields = _split(packed, _layout(plan.bucket, self.num_groups))
-        counts = np.fromiter((c.count for c in chunks), np.int32, len(chunks))
+        counts = np.fromiter((c.width for c in chunks), np.int32, len(chunks))
         ends = np.cumsum(counts)
         fields["query_starts"][1 : len(chunks) + 1] = ends
         fields["query_starts"][len(chunks) + 1 :] = ends[-1]
         fields["slots"][:] = [c.seq.slot for c in chunks] + [self.num_slots] * (S - len(chunks))
-        fields["kv_lens"][: len(chunks)] = [c.kv_len for c in chunks]
+        fields["kv_lens"][: len(chunks)] = [c.kv_len - c.count + c.width for c in chunks]
         fields["dropped"][: len(chunks)] = [c.dropped for c in chunks]
         tokens, at = fields["tokens"], 0
         for c in chunks:
-            known = c.seq.tokens[c.start : c.start + c.count]
+            known = c.seq.tokens[c.start : c.start + c.width]
             tokens[at : at + len(known)] = known
-            tokens[at + len(known) : at + c.count] = -1
-            at += c.count
+            tokens[at + len(known) : at + c.width] = -1
+            at += c.width
             self._extend_block_tables(c.seq)
         rows = np.zeros(rows_size(S), np.int32)
         of_rows = _split(rows, _row_layout(S))
         of_rows["slots"][:] = fields["slots"]
-        of_rows["positions"][: len(chunks)] = [c.start + c.count for c in chunks]
-        of_rows["samples"][: len(chunks)] = [c.samples for c in chunks]
+        of_rows["positions"][: len(chunks)] = [c.start + c.width for c in chunks]
+        of_rows["samples"][: len(chunks)] = [c.samples > 0 for c in chunks]
         return self._gather(PackedStep(packed, rows), plan.bucket)
 
     @property
@@ -287,6 +288,27 @@ def unpack_rows(packed: Int[Array, " rows"], S: int) -> tuple[SamplingRows, Bool
         masked=samples & (row["masked"] > 0),
     )
     return rows, samples
+
+
+def go_on(
+    packed: Int[Array, " step"],
+    rows: Int[Array, " rows"],
+    bucket: Bucket,
+    num_groups: int,
+    tokens: Int[Array, " S"],
+    moved: Int[Array, " S"],
+    samples: Bool[Array, " S"],
+) -> tuple[Int[Array, " step"], Int[Array, " rows"]]:
+    """A step of decodes that follows the one given, on the device.
+
+    Args:
+        tokens: that each row computes, `moved` positions behind the one given.
+        samples: rows of which the next token is wanted.
+    """
+    f, r = _split(packed, _layout(bucket, num_groups)), _split(rows, _row_layout(bucket.seqs))
+    f |= {"tokens": tokens, "kv_lens": f["kv_lens"] + moved}
+    r |= {"positions": r["positions"] + moved, "samples": samples.astype(jnp.int32)}
+    return jnp.concatenate([*f.values()]), jnp.concatenate([*r.values()])
 
 
 def _layout(bucket: Bucket, num_groups: int) -> tuple[tuple[str, int], ...]:

@@ -221,7 +221,7 @@ class Engine:
         self._observe(plan)
         # What steps in flight have to do with each other is tokens, which stages do not share.
         if len(self._in_flight) == 1 or self.model.stages:
-            self.runner.sample(self._in_flight[-1])
+            self._sample()
         return self._take_news(), True
 
     def recover(self, cause: Exception) -> list[SequenceDelta]:
@@ -273,10 +273,16 @@ class Engine:
         self._untold += self.scheduler.commit(
             step.plan, result.token_ids, result.logprobs, result.prompt_logprobs
         )
-        if self._in_flight and self._in_flight[-1].sampled is None:
+        if self._in_flight:
             # Now all tokens before those to be sampled are known.
-            self.runner.sample(self._in_flight[-1])
+            self._sample()
         return self._take_news()
+
+    def _sample(self) -> None:
+        """Has the newest step sampled, if it has not been."""
+        step = self._in_flight[-1]
+        if step.sampled is None:
+            self.runner.sample(step)
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceDelta]:
         """Ends a request, or one choice of it, at once; unknown ids are ignored."""
@@ -339,7 +345,7 @@ class Engine:
 
     def _observe(self, plan: Plan) -> None:
         self.metrics.iteration_tokens.observe(plan.num_tokens)
-        self.metrics.decode_tokens.inc(plan.num_decodes)
+        self.metrics.decode_tokens.inc(plan.num_decoded)
         self.metrics.prefill_tokens.inc(plan.num_tokens - plan.num_decodes)
         now = time.monotonic()
         for chunk in plan.admitted:
@@ -364,7 +370,8 @@ class Engine:
         self._last_collected = time.perf_counter()
         if last is None:
             return
-        seconds, num_decodes = self._last_collected - last, plan.num_decodes
+        seconds = (self._last_collected - last) / plan.num_steps
+        num_decodes = plan.num_decodes
         if num_decodes:
             self.scheduler.pace.observe(plan.num_tokens - num_decodes, num_decodes, seconds)
         if self.host is not None and plan.num_tokens >= _TIMED_TOKENS:

@@ -102,7 +102,11 @@ class OutputProcessor:
             touched[delta.request_id] = None
             state.error = delta.error or state.error
             tokens += len(delta.token_ids)
-            self._take(state, choice, delta)
+            # A stop string ends a choice at the token that completes it.
+            parts = _one_by_one(delta) if state.request.params.stop else [delta]
+            for part in parts:
+                if choice.finish_reason is None:
+                    self._take(state, choice, part)
             if isinstance(choice.stop_reason, str) and delta.finish_reason is None:
                 stopped.append((delta.request_id, delta.index))
         if touched:
@@ -223,6 +227,21 @@ class OutputProcessor:
         for rank, (i, value) in enumerate(zip(row.top_ids, row.top_logprobs, strict=True), 1):
             out.setdefault(i, Logprob(value, rank, text(i)))
         return out
+
+
+def _one_by_one(delta: SequenceDelta) -> list[SequenceDelta]:
+    """A delta in parts, each of a token."""
+    if len(delta.token_ids) < 2:
+        return [delta]
+    parts = [
+        SequenceDelta(delta.request_id, delta.index, [token], delta.logprobs[i : i + 1])
+        for i, token in enumerate(delta.token_ids)
+    ]
+    parts[0].prompt_logprobs = delta.prompt_logprobs
+    for part in parts:
+        part.num_cached_tokens = delta.num_cached_tokens
+    parts[-1].finish_reason, parts[-1].stop_reason = delta.finish_reason, delta.stop_reason
+    return parts
 
 
 def _first_stop(text: str, stops: Iterable[str]) -> tuple[int, str] | None:

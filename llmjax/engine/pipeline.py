@@ -31,6 +31,7 @@ from ..models import Stage
 from ..nn.attention import PagedContext
 from .batch import packed_size, unpack
 from .buckets import Bucket
+from .decode_loop import LoopPrograms
 from .page_mover import PageMover, Pools
 from .step import (
     DeviceState,
@@ -47,9 +48,15 @@ Options = dict[str, int]
 
 
 def make_programs(
-    model: LoadedModel, layout: KVLayout, kv_format: KVFormat, **options: int
+    model: LoadedModel, layout: KVLayout, kv_format: KVFormat, *, num_steps: int = 1, **options: int
 ) -> StepPrograms | PipelinePrograms:
-    """Of a model in one piece, or in stages; `options` are those of `StepPrograms`."""
+    """Of a model in one piece, or in stages; `options` are those of `StepPrograms`.
+
+    Args:
+        num_steps: that one program of decodes computes at most; 1 where there are stages.
+    """
+    if num_steps > 1:
+        return LoopPrograms(model, layout, kv_format, num_steps=num_steps, **options)
     kind = PipelinePrograms if model.stages else StepPrograms
     return kind(model, layout, kv_format, **options)
 
@@ -105,8 +112,8 @@ class PipelinePrograms:
 
     def temporaries(self, bucket: Bucket, num_pages: int) -> int:
         """Bytes that a step of this bucket takes in the stage where it takes most."""
-        pipeline, sampler = self.compile(bucket, num_pages)
-        return max(temporaries_of(program, sampler) for program in pipeline.programs)
+        both = self.compile(bucket, num_pages)
+        return max(temporaries_of(program, both.sample) for program in both.step.programs)
 
     def _compile_stage(
         self, number: int, bucket: Bucket, num_pages: int, x: jax.ShapeDtypeStruct | None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import jax
@@ -30,6 +31,7 @@ from .batch import BiasRow, SlotTable
 from .buckets import Bucket, Buckets
 from .compile import Programs
 from .condense import Condenser
+from .ends import EndTable
 from .orders import Order, SampleOrder, ScoreOrder, StepOrder, Stop, digest, encode
 from .page_mover import PageMover
 from .pipeline import StageMovers, make_programs
@@ -45,12 +47,13 @@ class InFlight:
     """A dispatched step whose results are still on the device.
 
     Attributes:
+        output: None of several steps, which have been sampled with it.
         rows: what the sampler reads, packed.
-        sampled: None until `Runner.sample`.
+        sampled: None until `Runner.sample`. Of several steps it has an axis of steps in front.
     """
 
     plan: Plan
-    output: StepOutput
+    output: StepOutput | None
     rows: np.ndarray
     sampled: SampledTokens | None = None
 
@@ -60,13 +63,14 @@ class StepResult:
     """A finished step on the host, aligned with the plan's chunks.
 
     Attributes:
-        token_ids: the token sampled after each chunk (unspecified where it does not sample).
-        logprobs: of the sampled token, where the request asked.
+        token_ids: those sampled after each chunk, one a step (unspecified where it does not
+            sample); `NO_TOKEN` where the row has ended before.
+        logprobs: of these, where the request asked.
         prompt_logprobs: of the prompt tokens that follow the chunk's tokens, where asked.
     """
 
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs | None]
+    token_ids: list[list[int]]
+    logprobs: list[list[TokenLogprobs]]
     prompt_logprobs: list[list[TokenLogprobs]]
 
 
@@ -110,6 +114,7 @@ class Runner:
             slots=slots,
             max_model_len=max_model_len,
             max_logprobs=config.max_logprobs,
+            num_steps=config.scheduler.num_scheduler_steps,
         )
         self._mask_words = mask_words(model.config.vocab_size)
         sizes = {bucket.seqs for bucket in buckets.all}
@@ -129,6 +134,7 @@ class Runner:
             layout.block_size,
             notes=group is not None and group.leads,
         )
+        self._ends = EndTable(slots)
         self.programs = Programs(
             buckets, partial(programs.compile, num_pages=num_pages), on_compiled, group
         )
@@ -157,9 +163,10 @@ class Runner:
         self._state = self._make_state()
 
     def dispatch(self, plan: Plan) -> InFlight:
-        """Starts the model's part of a step; returns before it has finished."""
+        """Starts the model's part of a step, or all of several; returns before it has finished."""
         biases, histories = [], []
         for chunk in plan.admitted:
+            self._ends.admit(chunk.seq)
             bias = self.slots.admit(chunk.seq)
             if bias is not None:
                 biases.append((chunk.seq.slot, bias))
@@ -168,10 +175,22 @@ class Runner:
         packed = self.slots.pack(plan)
         order = StepOrder(biases, histories, plan.transfers, plan.bucket, packed)
         self._send(order)
-        return InFlight(plan, self.execute(order), packed.rows)
+        if plan.num_steps == 1:
+            return InFlight(plan, self.execute(order), packed.rows)
+        self._prepare(order)
+        loop, ends = self.programs[plan.bucket].loop, self._ends.pack(plan)
+        self._state, sampled = loop(self._weights, self._state, packed.step, packed.rows, ends)
+        return InFlight(plan, None, packed.rows, sampled)
 
     def execute(self, order: StepOrder) -> StepOutput:
         """Starts what an order says; returns before it has finished."""
+        self._prepare(order)
+        program = self.programs[order.bucket].step
+        self._state, output = program(self._weights, self._state, order.packed.step)
+        return output
+
+    def _prepare(self, order: StepOrder) -> None:
+        """What an order says of the state before its step."""
         for slot, bias in order.biases:
             table = self._set_bias(self._state.bias, np.int32(slot), bias)
             self._state = replace(self._state, bias=table)
@@ -182,15 +201,13 @@ class Runner:
             self._state = replace(self._state, history=history)
         if order.transfers:
             self._state = replace(self._state, pages=self._move(order.transfers))
-        program = self.programs[order.bucket].step
-        self._state, output = program(self._weights, self._state, order.packed.step)
-        return output
 
     def sample(self, step: InFlight) -> None:
         """Starts the sampler on what `dispatch` gave, before the next step is dispatched.
 
         Every token that comes before those to be sampled is known by now.
         """
+        assert step.output is not None
         order = self._order_sample(step.plan)
         self._send(order)
         step.sampled = self.choose(step.plan.bucket, step.output, step.rows, order)
@@ -245,12 +262,17 @@ class Runner:
         """Waits for a step and brings its results to the host."""
         assert step.sampled is not None
         sampled = self.settle(step.sampled)
-        token_ids = sampled.token_ids.tolist()[: len(step.plan.chunks)]
-        logprobs: list[TokenLogprobs | None] = []
+        steps = [sampled]
+        if step.output is None:
+            steps = [SampledTokens(*arrays) for arrays in zip(*sampled, strict=True)]
+        rows = zip(*(each.token_ids.tolist() for each in steps), strict=True)
+        token_ids = [list(row) for row in islice(rows, len(step.plan.chunks))]
+        logprobs: list[list[TokenLogprobs]] = []
         for row, chunk in enumerate(step.plan.chunks):
-            wanted, scored = chunk.seq.request.params.logprobs, None
-            if wanted is not None and chunk.samples:
-                scored = _row(sampled, row, token_ids[row], wanted)
+            wanted, scored = chunk.seq.request.params.logprobs, list[TokenLogprobs]()
+            if wanted is not None:
+                given = zip(steps[: chunk.samples], token_ids[row], strict=False)
+                scored = [_row(each, row, token, wanted) for each, token in given]
             logprobs.append(scored)
         prompt_logprobs = self._collect_prompt_logprobs(step)
         if self.group is not None:
@@ -289,6 +311,8 @@ class Runner:
             self._digests = []
 
     def _collect_prompt_logprobs(self, step: InFlight) -> list[list[TokenLogprobs]]:
+        if step.output is None:  # of decodes
+            return [[] for _ in step.plan.chunks]
         out: list[list[TokenLogprobs]] = []
         at = 0
         for chunk in step.plan.chunks:

@@ -17,6 +17,7 @@ The rules:
   that ranks before the one in need, and of the others one that loses least work. So the first
   in rank always goes on. What a preempted sequence has computed stays in the cache for as long
   as there is room.
+- A plan of decodes alone may have several steps (`lookahead.py`).
 - A sequence that stops running (finished, aborted, preempted) keeps its pages and its slot
   until no step in flight includes it, and is not run again before that. One that needs pages
   which are on their way back this way sits out until they come.
@@ -36,6 +37,7 @@ from ..errors import LlmjaxError, StructuredOutputError
 from ..request import Sequence, SequenceDelta, Status, TokenLogprobs
 from .buckets import Buckets, Piece
 from .lives import Lives
+from .lookahead import look_ahead
 from .pace import Pace
 from .plan import Chunk, Plan
 from .stopping import Stop, stop_at
@@ -165,7 +167,10 @@ class Scheduler:
         chunks = [chunk for chunk in chunks + more if chunk.seq.status is Status.RUNNING]
         if not chunks:
             return None
-        tokens = sum(chunk.count for chunk in chunks)
+        if self.config.num_scheduler_steps > 1 and not (more or self._num_promised):
+            most = self.config.num_scheduler_steps
+            look_ahead(chunks, most, self.lives.max_len, self.cache, self.buckets)
+        tokens = sum(chunk.width for chunk in chunks)
         pages = self.cache.layout.num_blocks(max(chunk.kv_len for chunk in chunks))
         bucket = self.buckets.choose(tokens, len(chunks), tokens == len(chunks), pages)
         if bucket is None:
@@ -229,7 +234,7 @@ class Scheduler:
                 is_decoding = True
                 waits = len(chunks) >= most or (self.stages > 1 and seq.num_pending)
                 if not waits and self._extend(seq, start, 1):
-                    chunks.append(Chunk(seq, start, 1, True, seq.num_dropped))
+                    chunks.append(Chunk(seq, start, 1, 1, seq.num_dropped))
         prefilling = [seq for seq in prefilling if seq.status is Status.RUNNING]
         return chunks, prefilling, is_decoding
 
@@ -293,7 +298,7 @@ class Scheduler:
             start = seq.num_computed
             count = min(count, self._run_end(seq, start) - start)
             if seq.status is Status.RUNNING and self._extend(seq, start, count):
-                samples = start + count == seq.num_tokens
+                samples = int(start + count == seq.num_tokens)
                 chunks.append(Chunk(seq, start, count, samples, seq.num_dropped))
         return chunks
 
@@ -321,16 +326,17 @@ class Scheduler:
     def commit(
         self,
         plan: Plan,
-        token_ids: Collection[int | None],
-        logprobs: list[TokenLogprobs | None] | None = None,
+        token_ids: Collection[list[int]],
+        logprobs: list[list[TokenLogprobs]] | None = None,
         prompt_logprobs: list[list[TokenLogprobs]] | None = None,
     ) -> list[SequenceDelta]:
         """Takes in what the oldest step in flight gave.
 
         Args:
             plan: that step.
-            token_ids: for each chunk the token sampled; ignored where it does not sample.
-            logprobs: of these tokens; None where not asked for.
+            token_ids: for each chunk the tokens sampled, in order; ignored where it does not
+                sample, and behind one that ends the sequence.
+            logprobs: of these tokens; empty where not asked for.
             prompt_logprobs: for each chunk those of the prompt tokens that follow its
                 positions, up to the last; empty where not asked for. They start behind the
                 `seq.num_prompt_logprobs` that are known already, as they are not told twice
@@ -346,18 +352,18 @@ class Scheduler:
         rows = zip(
             plan.chunks,
             token_ids,
-            logprobs or [None] * len(plan.chunks),
+            logprobs or [[]] * len(plan.chunks),
             prompt_logprobs or [[]] * len(plan.chunks),
             strict=True,
         )
         deltas = []
-        for chunk, token, logprob, prompt in rows:
+        for chunk, tokens, scores, prompt in rows:
             seq = chunk.seq
             seq.in_flight -= 1
             seq.num_pending -= chunk.samples
             if seq.status is not Status.FINISHED:
                 try:
-                    news = self._news(chunk, token, logprob, prompt)
+                    news = self._news(chunk, tokens, scores, prompt)
                 except StructuredOutputError as error:
                     deltas += self.lives.fail(seq.request.id, error)
                     continue
@@ -370,8 +376,8 @@ class Scheduler:
     def _news(
         self,
         chunk: Chunk,
-        token: int | None,
-        logprob: TokenLogprobs | None,
+        tokens: list[int],
+        logprobs: list[TokenLogprobs],
         prompt: list[TokenLogprobs],
     ) -> SequenceDelta:
         seq = chunk.seq
@@ -380,19 +386,23 @@ class Scheduler:
             raise RuntimeError(f"prompt logprobs of {seq.request.id!r} are told twice")
         delta = SequenceDelta(seq.request.id, seq.index, [], [], prompt)
         delta.num_cached_tokens = seq.num_cached_tokens
-        if chunk.samples:
-            if token is None:
+        for i in range(chunk.samples):
+            if len(tokens) <= i or tokens[i] < 0:
                 raise RuntimeError(f"no token for {seq.request.id!r}, whose chunk samples one")
-            stop = self._append(seq, token, delta)
-            if logprob is not None:
-                delta.logprobs.append(logprob)
+            stop = self._append(seq, tokens[i], delta)
+            if logprobs:
+                delta.logprobs.append(logprobs[i])
             elif not stop:
                 stop = self._jump(seq, delta)
-            if stop:
-                self.lives.finish(seq, *stop)
-            else:
+            if not stop:
                 self.lives.admission.grown(seq)
+                continue
+            if self.config.num_scheduler_steps > 1:
+                # Where a step in flight has several, its row ends before it computes this token.
+                seq.num_computed = min(seq.num_computed, len(seq.tokens) - 1)
+            self.lives.finish(seq, *stop)
             delta.finish_reason, delta.stop_reason = seq.finish_reason, seq.stop_reason
+            break
         return delta
 
     def _append(self, seq: Sequence, token: int, delta: SequenceDelta) -> Stop | None:
@@ -415,7 +425,7 @@ class Scheduler:
             return None
         for chunk in (chunk for plan in self._in_flight for chunk in plan.chunks):
             if chunk.seq is seq and chunk.samples:
-                chunk.samples = False
+                chunk.samples = 0
                 seq.num_pending -= 1
         stop = None
         while constraint.forced and not stop:

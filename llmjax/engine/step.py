@@ -60,16 +60,18 @@ class StepOutput:
 
 
 class Program(NamedTuple):
-    """The two compiled parts of a bucket's step.
+    """The compiled parts of a bucket's step.
 
     Attributes:
         step: `(weights, state, packed) -> (state, StepOutput)`; the state is donated.
         sample: `(history, bias, logits, packed rows, masks) -> (history, SampledTokens)`; the
             history is donated.
+        loop: several steps of both; see `decode_loop.LoopPrograms`.
     """
 
     step: Any
     sample: Any
+    loop: Any = None
 
 
 class WeightsTree(NamedTuple):
@@ -198,21 +200,26 @@ class StepPrograms:
         Args:
             x: what the last stage of several is given besides.
         """
-        model, layout = self._model, self._layout
-        step = make_step(model.graphdef, self.tree, layout, bucket, model.native, model.mesh)
-        whole, size = whole_of(model.mesh), packed_size(bucket, layout.num_groups)
-        packed = jax.ShapeDtypeStruct((size,), jnp.int32, sharding=whole)
+        model, whole = self._model, whole_of(self._model.mesh)
         state = self.state_shapes(num_pages)
         of_logits = logits_of(model.mesh, model.config.vocab_size)
         outputs = StepOutput(of_logits, whole)  # type: ignore[arg-type]
         out = (shardings_of(state), None if model.mesh is None else outputs)
         given = () if x is None else (x,)
         compiled = (
-            jax.jit(step, donate_argnums=1, out_shardings=out)
-            .lower(shapes_of(self.weights), state, packed, *given)
+            jax.jit(self._make_step(bucket), donate_argnums=1, out_shardings=out)
+            .lower(shapes_of(self.weights), state, self._packed(bucket), *given)
             .compile()
         )
         return Program(compiled, self._compile_sampler(bucket.seqs, state))
+
+    def _make_step(self, bucket: Bucket) -> Step:
+        model = self._model
+        return make_step(model.graphdef, self.tree, self._layout, bucket, model.native, model.mesh)
+
+    def _packed(self, bucket: Bucket) -> jax.ShapeDtypeStruct:
+        size, whole = packed_size(bucket, self._layout.num_groups), whole_of(self._model.mesh)
+        return jax.ShapeDtypeStruct((size,), jnp.int32, sharding=whole)
 
     def _compile_sampler(self, S: int, state: DeviceState) -> Any:
         mesh, whole = self._model.mesh, state.history.sharding
@@ -231,7 +238,8 @@ class StepPrograms:
 
         Kernels that allocate for themselves (the native ones) are not in it.
         """
-        return temporaries_of(*self.compile(bucket, num_pages))
+        program = self.compile(bucket, num_pages)
+        return temporaries_of(program.step, program.sample)
 
 
 def temporaries_of(step: Any, sample: Any) -> int:

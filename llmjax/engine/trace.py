@@ -234,6 +234,7 @@ def _describe(plan: Plan) -> dict[str, Any]:
     moved = Counter(_KINDS[type(transfer)] for transfer in plan.transfers)
     return {
         "bucket": _name(plan.bucket),
+        "steps": plan.num_steps,
         "tokens": plan.num_tokens,
         "padding": plan.bucket.tokens - plan.num_tokens,
         "decodes": plan.num_decodes,

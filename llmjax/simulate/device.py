@@ -246,11 +246,14 @@ class Machine:
         return 2 * self.shape.matrix_params / peak
 
     def step_seconds(self, plan: Plan, page_bytes: int) -> float:
-        """Of a planned step with what it moves first."""
-        work = Work.of(
-            [(chunk.start, chunk.count) for chunk in plan.chunks],
-            self.windows,
-            rows=plan.bucket.tokens,
-            sampled=plan.bucket.seqs,
-        )
-        return self.seconds(work) + self.move_seconds(plan.transfers, page_bytes)
+        """Of a planned step, or several, with what is moved first."""
+        seconds = self.move_seconds(plan.transfers, page_bytes)
+        for step in range(plan.num_steps):
+            work = Work.of(
+                [(c.start + step, c.width) for c in plan.chunks if step <= c.count - c.width],
+                self.windows,
+                rows=plan.bucket.tokens,
+                sampled=plan.bucket.seqs,
+            )
+            seconds += self.seconds(work)
+        return seconds

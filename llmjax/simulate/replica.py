@@ -177,21 +177,24 @@ class Replica:
             return
         plan, seconds, done = self._in_flight.popleft()
         self.clock = max(self.clock, done)
-        tokens = [self._token(chunk) for chunk in plan.chunks]
+        tokens = [self._tokens(chunk) for chunk in plan.chunks]
         began = time.process_time()
         if decodes := plan.num_decodes:
-            self.scheduler.pace.observe(plan.num_tokens - decodes, decodes, seconds)
+            self.scheduler.pace.observe(
+                plan.num_tokens - decodes, decodes, seconds / plan.num_steps
+            )
         deltas = self.scheduler.commit(plan, tokens)
         self.host_seconds += time.process_time() - began
         self._receive(deltas)
 
-    def _token(self, chunk: Chunk) -> int:
+    def _tokens(self, chunk: Chunk) -> list[int]:
         """What the device samples: an end where the trace has it."""
         seq, record = self._live.get(chunk.seq.request.id, (None, None))
         if seq is None or record is None:
-            return OUTPUT  # it has ended, and nobody reads this
-        is_last = chunk.start + chunk.count - seq.prompt_len + 1 == record.arrival.output_len
-        return EOS if is_last else OUTPUT
+            return [OUTPUT] * chunk.samples  # it has ended, and nobody reads this
+        end = chunk.start + chunk.count + 1
+        last = seq.prompt_len + record.arrival.output_len
+        return [EOS if at == last else OUTPUT for at in range(end - chunk.samples + 1, end + 1)]
 
     def _receive(self, deltas: list[SequenceDelta]) -> None:
         now = self.clock
@@ -202,7 +205,7 @@ class Replica:
             else:
                 record.first, record.cached = now, delta.num_cached_tokens
             record.last = now
-            record.tokens += 1
+            record.tokens += len(delta.token_ids)
             if delta.finish_reason is not None:
                 del self._live[delta.request_id]
 

@@ -72,9 +72,17 @@ class Forcing:
         return [(token * k + 3) % VOCAB for k in range(1, token % 4)] if token % 3 == 2 else []
 
 
+def stops(seq: Sequence, token: int, position: int) -> bool:
+    """Whether a token of the output ends it, there."""
+    params = seq.request.params
+    is_eos = token == EOS and not params.ignore_eos
+    counts = position >= seq.prompt_len + params.min_tokens
+    return counts and (is_eos or token in params.stop_token_ids)
+
+
 def alone(seq: Sequence, max_len: int) -> tuple[list[int], FinishReason]:
     """The output tokens of a sequence that nobody disturbs, and why it ends."""
-    params, state, output = seq.request.params, 7, []
+    state, output = 7, []
     forcing = seq.constraint and Forcing()
     for token in seq.request.prompt_token_ids:
         state = mix(state, token)
@@ -83,13 +91,10 @@ def alone(seq: Sequence, max_len: int) -> tuple[list[int], FinishReason]:
         if forcing:
             token = forcing.forced[0] if forcing.forced else token
             forcing.accept(token)
+        if stops(seq, token, seq.prompt_len + len(output)):
+            return [*output, token], FinishReason.STOP
         output.append(token)
         state = mix(state, token)
-        if len(output) > params.min_tokens:
-            if token == EOS and not params.ignore_eos:
-                return output, FinishReason.STOP
-            if token in params.stop_token_ids:
-                return output, FinishReason.STOP
         if seq.prompt_len + len(output) == max_len:
             return output, FinishReason.LENGTH
 
@@ -134,6 +139,8 @@ class HashDevice:
         self.pages = [[None] * self.block_size for _ in range(num_blocks)]
         self.host = [None] * host_slots
         self.num_evictions = 0
+        # Rows that ended before the host saw it, and those that went on nevertheless.
+        self.ended, self.astray = set(), set()
         self.history = [[None] * max_model_len for _ in range(num_slots)]
 
     def forget(self) -> None:
@@ -174,7 +181,7 @@ class HashDevice:
             self.pages[page] = rows
 
     def run(self, plan):
-        """Token and prompt logprobs of each chunk."""
+        """Tokens and prompt logprobs of each chunk."""
         self.move(plan.transfers)
         for chunk in plan.admitted:
             self.history[chunk.seq.slot][: len(chunk.seq.tokens)] = chunk.seq.tokens
@@ -184,9 +191,22 @@ class HashDevice:
             history, states = self.history[seq.slot], []
             size, groups = self.block_size, range(self.layout.num_groups)
             tables = [resident_pages(seq, group, size) for group in groups]
+            sampled = []
+            if seq in self.astray or (seq in self.ended and plan.num_steps == 1):
+                # It computes what comes of what happens to lie there.
+                self.astray.add(seq)
+                at, history[end], states = chunk.start - chunk.dropped, 3, [5]
+                for table in tables:
+                    self.pages[table[at // size]][at % size] = 5
+                tokens.append([3] * chunk.samples)
+                prompts.append([])
+                continue
             for position in range(chunk.start, end):
                 if position < len(seq.tokens):
                     history[position] = seq.tokens[position]
+                if plan.num_steps > 1 and stops(seq, history[position], position):
+                    self.ended.add(seq)
+                    break
                 assert self._dropped(position) == chunk.dropped, "a chunk goes on as tokens leave"
                 before = [7, *self._states(history[:position])]
                 for table, window in zip(tables, self.layout.windows, strict=True):
@@ -203,9 +223,14 @@ class HashDevice:
                     at = position - chunk.dropped
                     self.pages[table[at // size]][at % size] = state
                 states.append(state)
-            tokens.append(next_token(states[-1], seq.seed) if chunk.samples else None)
-            if chunk.samples and end < len(history):
-                history[end] = tokens[-1]
+                if position >= end - chunk.samples:
+                    sampled.append(next_token(state, seq.seed))
+                    if position + 1 < len(history):
+                        history[position + 1] = sampled[-1]
+            ended = [-1] * (chunk.samples - len(sampled))
+            if ended and end < len(history):
+                history[end] = history[chunk.start + len(sampled)]
+            tokens.append(sampled + ended)
             # All choices have the same prompt: the first one tells.
             wanted = seq.request.params.prompt_logprobs is not None and not seq.index
             first = max(chunk.start, seq.num_prompt_logprobs)
@@ -409,7 +434,11 @@ class Harness:
 
     def _check(self, plan, decodes) -> None:
         bucket, chunks, config = plan.bucket, plan.chunks, self.config
-        counts = [chunk.count for chunk in chunks]
+        counts = [chunk.width for chunk in chunks]
+        if plan.num_steps > 1:
+            assert plan.num_steps <= config.num_scheduler_steps and bucket.decode_only
+            assert all(c.samples == c.count and not c.seq.constraint for c in chunks)
+            assert all(c.start + c.count < self.max_len_of(c.seq) for c in chunks)
         assert bucket in self.buckets.ready
         assert plan.num_tokens == sum(counts) <= min(bucket.tokens, config.max_num_batched_tokens)
         assert len(chunks) <= min(bucket.seqs, config.max_num_seqs)
@@ -430,6 +459,9 @@ class Harness:
                 assert chunk.start + chunk.count == chunk.seq.prompt_len
         assert set(plan.admitted) <= set(prompts)
         assert all(c.start == 0 for c in plan.admitted if not self.can_hit(c.seq))
+
+    def max_len_of(self, seq) -> int:
+        return self.max_len[seq.request.id, seq.index]
 
     def can_hit(self, seq) -> bool:
         shares = self.cache.enable_prefix_caching or seq.request.params.n > 1

@@ -49,7 +49,7 @@ class Server:
                 shares.append(self.cache.num_used / self.cache.pool.num_blocks)
             if len(in_flight) == 2 or plan is None:
                 done = in_flight.popleft()
-                self.scheduler.commit(done, [self._token(chunk) for chunk in done.chunks])
+                self.scheduler.commit(done, [[self._token(chunk)] for chunk in done.chunks])
         return self.scheduler.num_preemptions, float(np.mean(shares))
 
     def _token(self, chunk):

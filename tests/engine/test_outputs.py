@@ -96,3 +96,22 @@ def test_pieces_add_up_and_never_show_a_stop_string(tokenizer, text, stop):
     hits = [(text.index(s) + len(s), text.index(s)) for s in stop if s in text]
     assert final.text == (text[: min(hits)[1]] if hits else text)
     assert all("\ufffd" not in p.text for p in pieces)
+
+
+@pytest.mark.parametrize("least", [0, 5])
+def test_tokens_that_come_together_end_where_they_do_one_by_one(tokenizer, least):
+    params = SamplingParams(stop="b,", logprobs=0, min_tokens=least)
+    request = Request("r", [5], params, frozenset([2]))
+    ids = tokenizer.encode("a b,c b,cd", add_special_tokens=False)
+    rows = [TokenLogprobs(token, -1.0, 1, (), ()) for token in ids]
+    said = []
+    for size in (1, 3, 8):
+        processor = OutputProcessor(tokenizer)
+        processor.add(request)
+        for at in range(0, len(ids), size):
+            end = at + size
+            processor.process([SequenceDelta("r", 0, ids[at:end], rows[at:end])])
+        final = processor.output("r", delta=False).outputs[0]
+        said.append((final.text, final.token_ids, len(final.logprobs), final.stop_reason))
+    assert said[0] == said[1] == said[2]
+    assert said[0][0] == ("a b,c " if least else "a ")

@@ -33,7 +33,7 @@ def prompt(n):
 def commit_with(h, *tokens):
     """Commits the oldest step with these tokens instead of the device's."""
     plan, _, _ = h.in_flight.popleft()
-    return h.scheduler.commit(plan, list(tokens))
+    return h.scheduler.commit(plan, [[token] for token in tokens])
 
 
 def tight(num_blocks=8, **config):
@@ -475,9 +475,9 @@ def test_prompt_logprobs_told_twice_are_an_error():
     h.add(prompt(12), prompt_logprobs=0)
     first, second = h.dispatch(), h.dispatch()
     entries = [TokenLogprobs(token, 0.0, 1, (), ()) for token in prompt(12)[1:]]
-    h.scheduler.commit(first, [None], prompt_logprobs=[entries[:8]])
+    h.scheduler.commit(first, [[]], prompt_logprobs=[entries[:8]])
     with pytest.raises(RuntimeError, match="told twice"):
-        h.scheduler.commit(second, [3], prompt_logprobs=[entries[7:]])
+        h.scheduler.commit(second, [[3]], prompt_logprobs=[entries[7:]])
 
 
 # Aborts
@@ -523,8 +523,8 @@ def test_logprobs_pass_through():
     h.add(prompt(3), max_tokens=2, ignore_eos=True)
     h.dispatch()
     plan, (tokens, _), _ = h.in_flight.popleft()
-    logprob = TokenLogprobs(tokens[0], -0.5, 1, (3,), (-0.5,))
-    (delta,) = h.scheduler.commit(plan, tokens, [logprob])
+    logprob = TokenLogprobs(tokens[0][0], -0.5, 1, (3,), (-0.5,))
+    (delta,) = h.scheduler.commit(plan, tokens, [[logprob]])
     assert delta.logprobs == [logprob]
 
 
@@ -533,9 +533,9 @@ def test_steps_are_committed_in_order_and_whole():
     h.add(prompt(3), max_tokens=4, ignore_eos=True)
     first, second = h.dispatch(), h.dispatch()
     with pytest.raises(RuntimeError, match="out of order"):
-        h.scheduler.commit(second, [3])
+        h.scheduler.commit(second, [[3]])
     with pytest.raises(RuntimeError, match="no token for '0'"):
-        h.scheduler.commit(first, [None])
+        h.scheduler.commit(first, [[]])
 
 
 def test_check_balance_sees_a_lost_page():

@@ -28,6 +28,7 @@ def small_harness(depth, chunked, chunk, num_blocks, margin, paddings, ready, **
         mixed_prefill_tokens=cache.pop("mixed", None),
         queue_timeout=cache.pop("queue_timeout", None),
         forecast_margin=margin,
+        num_scheduler_steps=cache.pop("steps", 1),
     )
     return Harness(
         config,
@@ -53,7 +54,7 @@ EVICTIONS = [
 class Loads(RuleBasedStateMachine):
     @initialize(
         depth=st.integers(1, 3),
-        stages=st.sampled_from([1, 1, 2, 3]),
+        stages_and_steps=st.sampled_from([(1, 1), (1, 2), (1, 5), (1, 16), (2, 1), (3, 1)]),
         chunked=st.booleans(),
         chunk=st.sampled_from([1, 3, 8, 64]),
         num_blocks=st.sampled_from([8, 12, 40]),
@@ -70,8 +71,19 @@ class Loads(RuleBasedStateMachine):
         eviction=st.sampled_from([None, None, *EVICTIONS]),
     )
     def start(
-        self, depth, chunked, chunk, num_blocks, margin, paddings, windows, eviction, **options
+        self,
+        depth,
+        stages_and_steps,
+        chunked,
+        chunk,
+        num_blocks,
+        margin,
+        paddings,
+        windows,
+        eviction,
+        **options,
     ):
+        options["stages"], options["steps"] = stages_and_steps
         num_blocks *= len(windows)
         chunked |= eviction is not None  # prompts are cut where tokens leave
         args = (depth, chunked, chunk, num_blocks, margin, paddings, False)

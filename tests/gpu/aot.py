@@ -43,13 +43,16 @@ def compile_for(
     *shapes: Any,
     donate: tuple[int, ...] = (),
     out: Any = None,
+    dump: str | None = None,
 ) -> Any:
     """function(*shapes), compiled.
 
     Args:
         shapes: pytrees of `jax.ShapeDtypeStruct`; what has no layout is whole on each device.
         out: layouts of the results, where XLA is not to choose.
+        dump: a folder into which XLA writes what it made.
     """
+    options = {"xla_dump_to": dump, "xla_dump_hlo_as_text": True} if dump else None
     whole = NamedSharding(mesh, PartitionSpec())
 
     def placed(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -58,7 +61,7 @@ def compile_for(
     args = jax.tree.map(placed, shapes)
     with _tracing_for(target, mesh), compiling_for(target.gpu):
         traced = jax.jit(function, donate_argnums=donate, out_shardings=out).trace(*args)
-        return traced.lower(lowering_platforms=("cuda",)).compile()
+        return traced.lower(lowering_platforms=("cuda",)).compile(options)
 
 
 @contextlib.contextmanager

@@ -46,7 +46,9 @@ def check_target(name: str) -> int:
         other = TARGETS[SAME_KERNELS[name]]
         same = (target.gpu, target.arch, target.shared) == (other.gpu, other.arch, other.shared)
         check(f"kernels are those of {SAME_KERNELS[name]}", same)
-        check_sampler(check, target)  # one target tells: XLA partitions alike for all
+        # One target tells: XLA partitions, and loops, alike for all.
+        check_sampler(check, target)
+        check_loop(check, target)
     else:
         mesh = make_mesh(target)
         check_kernels(check, target, mesh)
@@ -86,6 +88,12 @@ def check_steps(check, target) -> None:
             "between operations",
         )
         check_collectives(check, name, case, step)
+        if case.devices == 1:
+            check(
+                f"{name}: CUDA graphs, and what is in none",
+                step.thunks == ["CommandBuffer"],
+                step.thunks,
+            )
         if case.quantization:
             continue  # Triton's products are not in XLA's count
         least = 2 * (shape.matrix_params * bucket.tokens + shape.head_params * bucket.seqs)
@@ -124,6 +132,15 @@ def check_sampler(check, target) -> None:
         largest <= row / 30,
         f"{largest:.0f} at most, where the logits are {row}",
     )
+
+
+def check_loop(check, target) -> None:
+    """Several steps in one program move no more pages than one."""
+    from steps import STEPS, compile_loop
+
+    state, aliased, copies = compile_loop(target, STEPS["8B, decode"], 8)
+    check("8B, 8 decode steps: state updated in place", aliased == state, aliased)
+    check("8B, 8 decode steps: pages copied", copies == 0, copies)
 
 
 def check_faults(check, target, mesh) -> None:

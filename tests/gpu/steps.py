@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,6 +22,8 @@ from targets import Target
 from llmjax.cache.layout import KVLayout
 from llmjax.engine.batch import packed_size, rows_size
 from llmjax.engine.buckets import Bucket
+from llmjax.engine.decode_loop import make_loop
+from llmjax.engine.ends import ROW_SIZE
 from llmjax.engine.step import (
     DeviceState,
     StepOutput,
@@ -38,8 +42,9 @@ from llmjax.sampling import mask_words
 from llmjax.simulate.shapes import SHAPES, ModelShape
 from llmjax_kernels.kv_format import KV_FORMATS
 from llmjax_kernels.quant_matmul import FORMATS, weight_shapes
+from llmjax_kernels.triton_call import LAUNCH
 
-PAGE_SIZE, SLOTS = 16, 256
+PAGE_SIZE, SLOTS, MAX_LOGPROBS = 16, 256, 20
 NUM_LAYERS = 4
 """All layers are one: what is counted of four of them, divided, is what each adds. Bytes of
 temporaries do not grow with layers, which reuse them."""
@@ -106,7 +111,8 @@ ARRAY = re.compile(r"\b(pred|[suf]\d+|bf16)\[([\d,]*)\]")
 MOVES_NOTHING = {"parameter", "tuple", "get-tuple-element", "bitcast", "constant"}
 
 
-KERNEL = re.compile('custom_call_target="(triton_kernel_call|mosaic_gpu_v2)"')
+KERNEL = re.compile(f'custom_call_target="({LAUNCH}|mosaic_gpu_v2)"')
+THUNK = re.compile(r"^\d+: k(\w+)", re.MULTILINE)
 COLLECTIVE = re.compile(r"= (.*?) (all-[\w]+|reduce-scatter|collective-[\w]+)(?:-start)?\(")
 
 
@@ -124,6 +130,8 @@ class CompiledStep:
         operations: of all but attention.
         launches: of kernels of ours.
         collectives: the kind and the bytes of each.
+        thunks: what the host sends to the device, one after the other: a command buffer (a CUDA
+            graph) or what is in none.
     """
 
     state: int
@@ -135,6 +143,7 @@ class CompiledStep:
     operations: float
     launches: int
     collectives: list[tuple[str, int]]
+    thunks: list[str]
 
 
 def compile_step(target: Target, case: StepCase) -> CompiledStep:
@@ -156,8 +165,30 @@ def compile_step(target: Target, case: StepCase) -> CompiledStep:
     if mesh is not None:
         outputs = StepOutput(logits_of(mesh, config.vocab_size), whole_of(mesh))
         out = (shardings_of(state), outputs)
-    compiled = compile_for(target, devices, step, weights, state, packed, donate=(1,), out=out)
-    return measure(compiled, state)
+    with tempfile.TemporaryDirectory() as dump:
+        args = (weights, state, packed)
+        compiled = compile_for(target, devices, step, *args, donate=(1,), out=out, dump=dump)
+        [thunks] = Path(dump).glob("*thunk_sequence_after_thunk_passes.txt")
+        sent = THUNK.findall(thunks.read_text())
+    return measure(compiled, state, sent)
+
+
+def compile_loop(target: Target, case: StepCase, num_steps: int) -> tuple[int, int, int]:
+    """Several steps of decodes on one device, as `LoopPrograms` compiles them: bytes of the state,
+    bytes of results that take the place of arguments, and copies of a layer's pages."""
+    config, devices, S = case.config, make_mesh(target), case.bucket.seqs
+    graphdef, arrays = nnx.split(nnx.eval_shape(lambda: Decoder(config, jnp.bfloat16)))
+    weights, tree = flatten_once(arrays)
+    layout = KVLayout.of(config.windows, block_size=PAGE_SIZE, max_model_len=config.max_position)
+    state = make_state_shapes(config, layout, case.num_pages, None)
+    step = make_step(graphdef, tree, layout, case.bucket, False)
+    sampler = make_sampler(S, MAX_LOGPROBS)
+    loop = make_loop(step, sampler, case.bucket, layout.num_groups, num_steps, MAX_LOGPROBS)
+    sizes = (packed_size(case.bucket, layout.num_groups),), (rows_size(S),), (S, ROW_SIZE)
+    packed = [jax.ShapeDtypeStruct(size, jnp.int32) for size in sizes]
+    compiled = compile_for(target, devices, loop, weights, state, *packed, donate=(1,))
+    aliased = compiled.memory_analysis().alias_size_in_bytes
+    return state_bytes(state), aliased, page_copies(compiled.as_text(), state)
 
 
 def quantised(state: nnx.State, quantization: str) -> nnx.State:
@@ -182,7 +213,7 @@ def compile_sampler(target: Target, case: StepCase) -> list[tuple[str, int]]:
     rows = jax.ShapeDtypeStruct((rows_size(S),), jnp.int32)
     masks = jax.ShapeDtypeStruct((S, mask_words(V)), jnp.int32)
     shapes = (state.history, state.bias, logits, rows, masks)
-    sampler = make_sampler(S, 20, mesh)
+    sampler = make_sampler(S, MAX_LOGPROBS, mesh)
     compiled = compile_for(target, mesh, sampler, *shapes, donate=(0,), out=whole_of(mesh))
     return collectives(compiled.as_text())
 
@@ -214,25 +245,35 @@ def make_state_shapes(
     return replace(placed(state, whole), pages=placed(state.pages, pages))
 
 
-def measure(compiled: Any, state: DeviceState) -> CompiledStep:
+def measure(compiled: Any, state: DeviceState, thunks: list[str]) -> CompiledStep:
     text = compiled.as_text()
-    pages = bytes_of_one(state.pages[0].k)[0]
-    shape = ",".join(map(str, pages))
     memory = compiled.memory_analysis()
     weights, between = moved_bytes(text)
     module = compiled.runtime_executable().hlo_modules()[0]
     cost = _jax.hlo_module_cost_analysis(jax.devices("cpu")[0].client, module)
     return CompiledStep(
-        state=sum(bytes_of_one(x)[1] for x in jax.tree.leaves(state)),
+        state=state_bytes(state),
         aliased=memory.alias_size_in_bytes,
-        copies=len(re.findall(rf"= \w+\[{shape}\]\S* copy\(", text)),
+        copies=page_copies(text, state),
         temporaries=memory.temp_size_in_bytes,
         weights=weights,
         between=between,
         operations=cost["flops"],
         launches=len(KERNEL.findall(text)),
         collectives=collectives(text),
+        thunks=thunks,
     )
+
+
+def state_bytes(state: DeviceState) -> int:
+    """What of it one device has."""
+    return sum(bytes_of_one(x)[1] for x in jax.tree.leaves(state))
+
+
+def page_copies(text: str, state: DeviceState) -> int:
+    """Of a layer's pages, in a program."""
+    shape = ",".join(map(str, bytes_of_one(state.pages[0].k)[0]))
+    return len(re.findall(rf"= \w+\[{shape}\]\S* copy\(", text))
 
 
 def bytes_of_one(x: jax.ShapeDtypeStruct) -> tuple[tuple[int, ...], int]:
