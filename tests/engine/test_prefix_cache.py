@@ -151,7 +151,7 @@ def test_a_window_keeps_no_more_than_it_sees(windowed_model):
 
 
 def test_the_log_says_in_which_units_prefixes_are_reused(windowed_model, tiny_model, caplog):
-    caplog.set_level("INFO", logger="llmjax.engine.engine")
+    caplog.set_level("INFO", logger="llmjax.engine.setup")
     for model in (tiny_model, windowed_model):
         make(model, 400).close()
     told = [line for line in caplog.messages if line.startswith("prefix reuse")]

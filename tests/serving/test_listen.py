@@ -70,7 +70,7 @@ async def test_tls_with_a_certificate_that_changes(tmp_path, monkeypatch, caplog
         await until(lambda: "the certificate stays as it was" in caplog.text)
         assert await shown_certificate(url) == ders[0]
         shutil.copy(other[1], key)
-        for _ in range(200):
+        for _ in range(2000):
             await asyncio.sleep(0.01)
             if await shown_certificate(url) == ders[1]:
                 break
