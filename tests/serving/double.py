@@ -293,11 +293,11 @@ def run_async(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
 async def until(condition: Callable[[], Any]) -> None:
     """Waits, for the few turns of the event loop that it takes, until `condition` holds."""
-    for _ in range(500):
+    for _ in range(3000):
         if condition():
             return
         await asyncio.sleep(0.01)
-    raise AssertionError("it did not come about in 5 s")
+    raise AssertionError("it did not come about in 30 s")
 
 
 def events(text: str) -> list[str]:
