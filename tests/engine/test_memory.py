@@ -41,8 +41,8 @@ def test_pages_are_what_weights_and_the_compiled_step_leave(tiny_model, own_memo
     with LLM(str(tiny_model), gpu_memory_utilization=0.9, **SIZES) as llm:
         engine = llm.engine
         # The programs that run, with all the pages there are, need no more than was planned for.
-        programs = engine.runner.programs
-        most = max(temporaries_of(*programs[bucket]) for bucket in engine.buckets.ready)
+        ready = [engine.runner.programs[bucket] for bucket in engine.buckets.ready]
+        most = max(temporaries_of(program.step, program.sample) for program in ready)
         pool = engine.num_pages * engine.page_bytes
         taken = engine.model.weight_bytes + pool + most
         assert 0.9 * LIMIT - engine.page_bytes < taken <= 0.9 * LIMIT
