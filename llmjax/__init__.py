@@ -12,15 +12,10 @@ from typing import TYPE_CHECKING
 
 from .beam_search import BeamSearchParams
 from .message import ChatMessage, ToolCall
+from .output import CompletionOutput, Logprob, RequestOutput
 from .pooled import EmbeddingOutput, RerankOutput, ScoreOutput
-from .request import (
-    CompletionOutput,
-    Logprob,
-    RequestOptions,
-    RequestOutput,
-    SamplingParams,
-    StructuredOutputs,
-)
+from .request import RequestOptions, SamplingParams
+from .structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
     from .llm import LLM

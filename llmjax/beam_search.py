@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from .checks import shown, type_errors
 from .errors import InvalidRequestError
-from .request import CompletionOutput, RequestOutput, SamplingParams
+from .output import CompletionOutput, RequestOutput
+from .request import SamplingParams
 
 MAX_BEAMS = 64
 

@@ -8,6 +8,8 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from .errors import InvalidRequestError
+
 MOST_SHOWN = 80
 """Characters of a value that a message quotes."""
 
@@ -32,6 +34,12 @@ def shown(value: object) -> str:
         return cut(repr(value))
     except Exception:  # an integer of thousands of digits, or a repr that is broken
         return f"<{type(value).__name__}>"
+
+
+def require(ok: bool, param: str, value: object, allowed: str) -> None:
+    """Raises InvalidRequestError, which tells what is allowed, where a value is not."""
+    if not ok:
+        raise InvalidRequestError(f"{param} is {shown(value)}, allowed: {allowed}", param=param)
 
 
 def type_errors(instance: Any) -> Iterator[tuple[str, str]]:

@@ -38,9 +38,10 @@ from .engine.pooling import PoolingEngine, make_pooling_engine
 from .engine.replicas import Replicas, make_engine
 from .errors import ConfigError, InvalidRequestError, ShutdownError
 from .models import Decoder, ForwardOutput
+from .output import RequestOutput
 from .pooled import cannot_generate, cannot_pool
 from .pooling_api import PoolingAPI
-from .request import Request, RequestOptions, RequestOutput, SamplingParams
+from .request import Request, RequestOptions, SamplingParams
 from .tokenizer import Tokenizer
 
 

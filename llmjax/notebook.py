@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .llm import LLM
-from .request import RequestOutput
+from .output import RequestOutput
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,17 +1,16 @@
-"""What is asked for and what comes back. No jax: these cross threads and processes."""
+"""What is asked for, and what is known of it on its way. No jax: these cross threads."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from .checks import shown, type_errors
+from .checks import require, type_errors
 from .errors import InvalidRequestError, LlmjaxError
-from .message import ChatMessage
+from .structured_outputs import StructuredOutputs
 
 MAX_STOPS = 64
 MAX_BAD_WORDS = 1000
@@ -20,11 +19,6 @@ MAX_FLOAT = 3e38
 MAX_TIMEOUT = 1e9
 MAX_LOGIT_BIAS = 512
 """Entries of `logit_bias` plus ids that `min_tokens` holds back; a row of the device table."""
-
-
-def _check(ok: bool, param: str, value: object, allowed: str) -> None:
-    if not ok:
-        raise InvalidRequestError(f"{param} is {shown(value)}, allowed: {allowed}", param=param)
 
 
 def longest(
@@ -51,98 +45,6 @@ def longest(
         param=param if prompt_len >= max_model_len else "max_tokens",
         code="context_length_exceeded",
     )
-
-
-class Reasoning(NamedTuple):
-    """What a model writes before its answer: anything, between two texts.
-
-    Attributes:
-        is_open: the prompt has written `begin`; else the model may write it or not.
-    """
-
-    begin: str
-    end: str
-    is_open: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class StructuredOutputs:
-    """What an output must be: one of the first six; fields as vLLM's.
-
-    Attributes:
-        json: a JSON schema, as an object or as text.
-        json_object: any JSON object.
-        regex: a regular expression of Rust's `regex`, that matches the whole output.
-        choice: the texts there are to choose from.
-        grammar: in Lark's syntax, or in GBNF or EBNF (rules with `::=`).
-        structural_tag: `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`: free
-            text, in which JSON of a schema follows each beginning.
-        disable_any_whitespace: none between the tokens of JSON.
-        whitespace_pattern: a regular expression of what may be there; by default up to 8
-            spaces, tabs and line breaks.
-        or_calls: a grammar in Lark's syntax of the calls that may stand in its place.
-        after: the reasoning that comes first and is bound to nothing.
-        asked_as: what messages call it; by default `structured_outputs.` and the kind.
-
-    Raises:
-        InvalidRequestError: a value is of the wrong type, or there is not one of the six.
-    """
-
-    json: str | dict | None = None
-    json_object: bool | None = None
-    regex: str | None = None
-    choice: tuple[str, ...] | list[str] | None = None
-    grammar: str | None = None
-    structural_tag: str | dict | None = None
-    disable_any_whitespace: bool = False
-    whitespace_pattern: str | None = None
-    or_calls: str | None = None
-    after: Reasoning | None = None
-    asked_as: str | None = field(default=None, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        for name, message in type_errors(self):
-            raise InvalidRequestError(
-                f"structured_outputs.{message}", param=f"structured_outputs.{name}"
-            )
-        for name in ("json", "structural_tag"):
-            if isinstance(value := getattr(self, name), dict):
-                object.__setattr__(self, name, _as_text(value, name))
-        if self.choice is not None:
-            ok = bool(self.choice) and all(self.choice)
-            _check(ok, "structured_outputs.choice", self.choice, "non-empty texts")
-            object.__setattr__(self, "choice", tuple(self.choice))
-        if len(self._kinds) != 1:
-            allowed = "exactly one of " + ", ".join(_KINDS)
-            _check(False, "structured_outputs", " and ".join(self._kinds) or None, allowed)
-
-    @property
-    def kind(self) -> str:
-        return self._kinds[0]
-
-    @property
-    def value(self) -> Any:
-        return getattr(self, self.kind)
-
-    @property
-    def label(self) -> str:
-        return self.asked_as or f"structured_outputs.{self.kind}"
-
-    @property
-    def _kinds(self) -> list[str]:
-        return [name for name in _KINDS if getattr(self, name) not in (None, False)]
-
-
-_KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
-
-
-def _as_text(value: dict, name: str) -> str:
-    """An object as JSON, which can be compared."""
-    try:
-        return json.dumps(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        param = f"structured_outputs.{name}"
-        raise InvalidRequestError(f"{param} is no JSON: {error}", param=param) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,11 +122,11 @@ class SamplingParams:
         )
         for name, low, high, allowed in ranges:
             value = getattr(self, name)
-            _check(low <= value <= high, name, value, allowed)
+            require(low <= value <= high, name, value, allowed)
         top_p, penalty = self.top_p, self.repetition_penalty
-        _check(0 < top_p <= 1, "top_p", top_p, "above 0 up to 1")
+        require(0 < top_p <= 1, "top_p", top_p, "above 0 up to 1")
         allowed = f"above 0 up to {MAX_FLOAT:g}"
-        _check(0 < penalty <= MAX_FLOAT, "repetition_penalty", penalty, allowed)
+        require(0 < penalty <= MAX_FLOAT, "repetition_penalty", penalty, allowed)
         integers: tuple[tuple[str, int, int], ...] = (
             ("n", 1, 64),
             ("top_k", 0, 2**31 - 1),
@@ -237,28 +139,28 @@ class SamplingParams:
         for name, least, most in integers:
             value = getattr(self, name)
             ok = value is None or least <= value <= most
-            _check(ok, name, value, f"an integer from {least} to {most}")
+            require(ok, name, value, f"an integer from {least} to {most}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             allowed = f"at most max_tokens ({self.max_tokens})"
-            _check(False, "min_tokens", self.min_tokens, allowed)
+            require(False, "min_tokens", self.min_tokens, allowed)
 
     def _check_lists(self) -> None:
         stop, ids, bias = self.stop or (), self.stop_token_ids or (), self.logit_bias or {}
         ok = len(stop) <= MAX_STOPS and all(stop)
-        _check(ok, "stop", self.stop, f"up to {MAX_STOPS} non-empty strings")
-        _check(self.detokenize or not stop, "stop", self.stop, "none where detokenize is false")
+        require(ok, "stop", self.stop, f"up to {MAX_STOPS} non-empty strings")
+        require(self.detokenize or not stop, "stop", self.stop, "none where detokenize is false")
         ok = len(ids) <= MAX_STOPS and all(i >= 0 for i in ids)
-        _check(ok, "stop_token_ids", ids, f"up to {MAX_STOPS} token ids")
+        require(ok, "stop_token_ids", ids, f"up to {MAX_STOPS} token ids")
         ok = all(i >= 0 and abs(v) <= 100 for i, v in bias.items())
-        _check(ok, "logit_bias", bias, "token ids with values from -100 to 100")
+        require(ok, "logit_bias", bias, "token ids with values from -100 to 100")
         allowed = self.allowed_token_ids
         ok = allowed is None or (len(allowed) > 0 and min(allowed) >= 0)
-        _check(ok, "allowed_token_ids", allowed, "one or more token ids")
+        require(ok, "allowed_token_ids", allowed, "one or more token ids")
         words = self.bad_words or ()
         ok = len(words) <= MAX_BAD_WORDS and all(words)
-        _check(ok, "bad_words", words, f"up to {MAX_BAD_WORDS} non-empty strings")
+        require(ok, "bad_words", words, f"up to {MAX_BAD_WORDS} non-empty strings")
         most = MAX_LOGIT_BIAS - 2 * MAX_STOPS
-        _check(len(bias) <= most, "logit_bias", f"{len(bias)} entries", f"up to {most} entries")
+        require(len(bias) <= most, "logit_bias", f"{len(bias)} entries", f"up to {most} entries")
 
     @property
     def greedy(self) -> bool:
@@ -304,12 +206,12 @@ class RequestOptions:
             raise InvalidRequestError(message, param=name)
         least, most = -(2**63), 2**63 - 1
         ok = least <= self.priority <= most
-        _check(ok, "priority", self.priority, f"an integer from {least} to {most}")
-        _check(self.cache_salt != "", "cache_salt", self.cache_salt, "a non-empty string")
+        require(ok, "priority", self.priority, f"an integer from {least} to {most}")
+        require(self.cache_salt != "", "cache_salt", self.cache_salt, "a non-empty string")
         for name in ("timeout", "queue_timeout"):
             value = getattr(self, name)
             ok = value is None or 0 < value <= MAX_TIMEOUT
-            _check(ok, name, value, f"seconds, above 0 up to {MAX_TIMEOUT:g}")
+            require(ok, name, value, f"seconds, above 0 up to {MAX_TIMEOUT:g}")
 
 
 class Constraint(Protocol):
@@ -464,49 +366,3 @@ class SequenceDelta:
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     error: LlmjaxError | None = None
-
-
-class Logprob(NamedTuple):
-    """As vLLM's: log-probability, rank from 1, text of the token."""
-
-    logprob: float
-    rank: int | None
-    decoded_token: str | None
-
-
-@dataclass
-class CompletionOutput:
-    """One choice. `logprobs` holds a {token id: Logprob} for each output token;
-    `cumulative_logprob` is that of a beam search's completion; `message` is what a chat's `text`
-    says.
-    """
-
-    index: int
-    text: str
-    token_ids: list[int]
-    logprobs: list[dict[int, Logprob]] | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    cumulative_logprob: float | None = None
-    message: ChatMessage | None = None
-
-
-@dataclass
-class RequestOutput:
-    """All that a request has produced so far (or since the last one, where streamed).
-
-    `prompt_logprobs` is None for the first prompt token, then {token id: Logprob};
-    `num_cached_tokens` counts prompt tokens that the prefix cache had when the request began;
-    `error` says why it ended before its time, its open choices with finish_reason "abort";
-    `engine` is the number of the replica that ran it.
-    """
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    finished: bool
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    num_cached_tokens: int = 0
-    error: LlmjaxError | None = None
-    engine: int = 0

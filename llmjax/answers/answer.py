@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..message import ChatMessage
-from ..request import CompletionOutput
+from ..output import CompletionOutput
 from .calls import CallParser
 from .channels import ChannelParser
 from .reasoning import ReasoningParser

@@ -8,7 +8,7 @@ Source: https://cookbook.openai.com/articles/openai-harmony
 
 from __future__ import annotations
 
-from ..request import Reasoning
+from ..structured_outputs import Reasoning
 from .calls import ending_prefix
 from .reader import Reader, Reading
 from .syntaxes.gpt_oss import RECIPIENT

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..request import StructuredOutputs
 from ..structured import check_json, lark_json, lark_text
+from ..structured_outputs import StructuredOutputs
 from .syntaxes import Frame
 from .tools import Tool, ToolUse
 

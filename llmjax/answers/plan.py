@@ -9,7 +9,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidRequestError
-from ..request import Reasoning, RequestOutput, SamplingParams, StructuredOutputs
+from ..output import RequestOutput
+from ..request import SamplingParams
+from ..structured_outputs import Reasoning, StructuredOutputs
 from .answer import AnswerParser
 from .calls import CallParser
 from .channels import Channels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..request import Reasoning
+from ..structured_outputs import Reasoning
 from .calls import ending_prefix
 from .channels import Channels
 from .reader import Reader, Reading

@@ -17,8 +17,9 @@ from typing import Any
 from ..config import EngineConfig
 from ..errors import EngineDeadError, GroupError, LlmjaxError, RequestFailedError, ShutdownError
 from ..metrics import Metrics
+from ..output import RequestOutput
 from ..parallel.group import Group
-from ..request import Request, RequestOptions, RequestOutput, SamplingParams, SequenceDelta
+from ..request import Request, RequestOptions, SamplingParams, SequenceDelta
 from ..tokenizer import Tokenizer
 from .engine import Engine
 from .outputs import OutputProcessor

@@ -8,16 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..errors import LlmjaxError
-from ..request import (
-    CompletionOutput,
-    FinishReason,
-    Logprob,
-    Request,
-    RequestOutput,
-    SamplingParams,
-    SequenceDelta,
-    TokenLogprobs,
-)
+from ..output import CompletionOutput, Logprob, RequestOutput
+from ..request import FinishReason, Request, SamplingParams, SequenceDelta, TokenLogprobs
 from ..tokenizer import IncrementalDetokenizer, Tokenizer
 from .trace import NoTrace
 

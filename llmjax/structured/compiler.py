@@ -27,8 +27,9 @@ from llguidance import (
 )
 
 from ..errors import InvalidRequestError
-from ..request import SamplingParams, StructuredOutputs
+from ..request import SamplingParams
 from ..sampling import mask_words
+from ..structured_outputs import StructuredOutputs
 from ..tokenizer import Tokenizer
 from .constraint import BadWords, Constraint, as_bits
 from .lark import WHITESPACE, after_reasoning, or_calls

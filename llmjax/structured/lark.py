@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..request import Reasoning
+from ..structured_outputs import Reasoning
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{0,8}"
 """Between the tokens of JSON: no model fills its answer with nothing."""

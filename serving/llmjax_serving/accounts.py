@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from llmjax.request import RequestOutput
+from llmjax.output import RequestOutput
 
 from .errors import ApiError, Handler
 from .keys import ApiKey

@@ -11,7 +11,7 @@ from aiohttp import web
 from llmjax.answers import AnswerPlan, ChatFormat, plan_answer
 from llmjax.config import ModelConfig
 from llmjax.message import ChatMessage
-from llmjax.request import CompletionOutput, RequestOutput
+from llmjax.output import CompletionOutput, RequestOutput
 
 from .accounts import meter_of
 from .body import read_json

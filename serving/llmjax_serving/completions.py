@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from llmjax.request import CompletionOutput, RequestOutput
+from llmjax.output import CompletionOutput, RequestOutput
 
 from .accounts import meter_of
 from .body import read_json

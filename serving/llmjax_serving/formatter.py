@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from llmjax.request import RequestOutput
+from llmjax.output import RequestOutput
 
 from .errors import ApiError
 from .schema.sampling import StreamOptions

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from llmjax.beam_search import BeamSearch, BeamSearchParams
 from llmjax.errors import InvalidRequestError, QueueFullError
 from llmjax.metrics import Metrics
-from llmjax.request import RequestOptions, RequestOutput, SamplingParams
+from llmjax.output import RequestOutput
+from llmjax.request import RequestOptions, SamplingParams
 
 from .accounts import Meter
 from .errors import unavailable

@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from llmjax.request import Logprob
+from llmjax.output import Logprob
 
 if TYPE_CHECKING:
     from llmjax.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from llmjax.answers import AnswerPlan
 from llmjax.message import ChatMessage
-from llmjax.request import CompletionOutput, RequestOutput
+from llmjax.output import CompletionOutput, RequestOutput
 
 from .accounts import meter_of
 from .body import read_json

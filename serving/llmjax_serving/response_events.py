@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmjax.answers import AnswerPlan
 from llmjax.message import ChatMessage, ToolCall
-from llmjax.request import CompletionOutput, RequestOutput
+from llmjax.output import CompletionOutput, RequestOutput
 
 from .errors import ApiError
 from .formatter import Formatter, JsonObject

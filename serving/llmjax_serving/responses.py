@@ -15,7 +15,7 @@ from aiohttp import web
 from llmjax.answers import AnswerPlan
 from llmjax.config import ModelConfig
 from llmjax.errors import InvalidRequestError
-from llmjax.request import RequestOutput
+from llmjax.output import RequestOutput
 
 from .accounts import meter_of
 from .body import read_json

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmjax.request import RequestOutput
+from llmjax.output import RequestOutput
 
 
 class Usage:

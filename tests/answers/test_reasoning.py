@@ -12,7 +12,7 @@ from llmjax.answers.channels import ChannelParser, Channels
 from llmjax.answers.reasoning import REASONING, ReasoningParser, Tags
 from llmjax.answers.syntaxes import SYNTAXES
 from llmjax.config import REASONING_PARSERS
-from llmjax.request import Reasoning
+from llmjax.structured_outputs import Reasoning
 
 from .test_calls import cut
 from .texts import NAMES, hermes

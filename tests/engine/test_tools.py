@@ -13,8 +13,8 @@ from llmjax.answers import ChatFormat, ToolUse, plan_answer, read_tools
 from llmjax.answers.grammar import calls_grammar, strict_grammar
 from llmjax.answers.syntaxes import SYNTAXES
 from llmjax.errors import InvalidRequestError, StructuredOutputError
-from llmjax.request import Reasoning
 from llmjax.structured import GrammarCompiler
+from llmjax.structured_outputs import Reasoning
 from llmjax.tokenizer import IncrementalDetokenizer, Tokenizer
 
 from .said import assert_idle

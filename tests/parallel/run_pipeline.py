@@ -13,7 +13,7 @@ import jax
 from llmjax import LLM, SamplingParams
 from llmjax.engine.compile import CompileGuard
 from llmjax.errors import ConfigError
-from llmjax.request import StructuredOutputs
+from llmjax.structured_outputs import StructuredOutputs
 
 model, sizes, options, prompts = map(json.loads, sys.argv[1:])
 greedy = SamplingParams(

@@ -17,7 +17,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from llmjax.config import EngineConfig
 from llmjax.errors import ChatTemplateError, EngineDeadError, ShutdownError
 from llmjax.metrics import Metrics
-from llmjax.request import CompletionOutput, Logprob, RequestOptions, RequestOutput, SamplingParams
+from llmjax.output import CompletionOutput, Logprob, RequestOutput
+from llmjax.request import RequestOptions, SamplingParams
 from llmjax_serving.app import make_app
 from llmjax_serving.config import ServerConfig
 from llmjax_serving.state import ServerState

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmjax.errors import InvalidRequestError
-from llmjax.request import StructuredOutputs
+from llmjax.structured_outputs import StructuredOutputs
 
 from .fields import (
     Field,
