@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from ..message import ChatMessage
 from ..output import CompletionOutput
 from .calls import CallParser
-from .channels import ChannelParser
-from .reasoning import ReasoningParser
+from .splitter import Splitter
 
 
 class AnswerParser:
@@ -25,7 +24,7 @@ class AnswerParser:
 
     def __init__(
         self,
-        reasoning: ReasoningParser | ChannelParser | None,
+        reasoning: Splitter | None,
         calls: CallParser | None,
         reasoning_end_id: int | None = None,
     ):

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from ..structured_outputs import Reasoning
 from .calls import ending_prefix
-from .reader import Reader, Reading
+from .reader import Reading
+from .splitter import Splitter
 from .syntaxes.gpt_oss import RECIPIENT
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -32,31 +33,11 @@ class Channels:
         return ChannelParser()
 
 
-class ChannelParser:
+class ChannelParser(Splitter):
     """Splits an answer into reasoning and what comes after it.
 
     Of the latter only messages to functions keep their header, for `GptOss` to read.
     """
-
-    def __init__(self) -> None:
-        self._reader = Reader()
-        self._reasoning, self._rest = "", ""
-        self._reading = self._read()
-
-    def push(self, text: str) -> tuple[str, str]:
-        """New reasoning, and new text after it."""
-        self._reader.text += text
-        return self._go_on()
-
-    def finish(self) -> tuple[str, str]:
-        self._reader.ended = True
-        return self._go_on()
-
-    def _go_on(self) -> tuple[str, str]:
-        next(self._reading, None)
-        news = self._reasoning, self._rest
-        self._reasoning = self._rest = ""
-        return news
 
     def _read(self) -> Reading[None]:
         reader = self._reader

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from ..structured_outputs import Reasoning
 from .calls import ending_prefix
 from .channels import Channels
-from .reader import Reader, Reading
+from .reader import Reading
+from .splitter import Splitter
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def detect_reasoning(template: str) -> Tags | Channels | None:
     return next((REASONING[name] for name, sign in _SIGNS.items() if sign in template), None)
 
 
-class ReasoningParser:
+class ReasoningParser(Splitter):
     """Splits a text into reasoning and what comes after it. Space around the tags is dropped.
 
     Args:
@@ -68,33 +69,20 @@ class ReasoningParser:
     """
 
     def __init__(self, expected: Reasoning):
+        super().__init__()
         self._tags = expected
-        self._reader = Reader()
-        self._reasoning, self._rest = "", ""
         self.is_over = False
-        self._reading = self._read(expected.is_open)
-
-    def push(self, text: str) -> tuple[str, str]:
-        """New reasoning, and new text after it."""
-        self._reader.text += text
-        return self._go_on()
-
-    def finish(self) -> tuple[str, str]:
-        self._reader.ended = True
-        return self._go_on()
 
     def _go_on(self) -> tuple[str, str]:
-        next(self._reading, None)
+        reasoning, rest = super()._go_on()
         if self.is_over:
-            self._rest += self._reader.text[self._reader.at :]
+            rest += self._reader.text[self._reader.at :]
             self._reader.at = len(self._reader.text)
             self._reader.forget()
-        news = self._reasoning, self._rest
-        self._reasoning = self._rest = ""
-        return news
+        return reasoning, rest
 
-    def _read(self, inside: bool) -> Reading[None]:
-        reader = self._reader
+    def _read(self) -> Reading[None]:
+        reader, inside = self._reader, self._tags.is_open
         space = yield from self._space()
         if (yield from reader.maybe(self._tags.begin)):
             yield from self._space()

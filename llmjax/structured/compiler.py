@@ -174,13 +174,19 @@ class _Vocabulary:
         return self._backend.encode(text, add_special_tokens=False).ids
 
 
+def _read(value: Any, label: str) -> Any:
+    """JSON that may come as text."""
+    if not isinstance(value, str):
+        return value
+    check_source(value, label)
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise refuse(label, f"it is no JSON: {error}") from error
+
+
 def _from_json(value: Any, wanted: StructuredOutputs, label: str) -> str:
-    if isinstance(value, str):
-        check_source(value, label)
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise refuse(label, f"it is no JSON: {error}") from error
+    value = _read(value, label)
     value = {} if value is True else value
     if not isinstance(value, dict):
         raise refuse(label, "allowed is a JSON schema that is an object, or true")
@@ -220,11 +226,7 @@ def _from_grammar(value: Any, wanted: StructuredOutputs, label: str) -> str:
 
 
 def _from_structural_tag(value: Any, wanted: StructuredOutputs, label: str) -> str:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise refuse(label, f"it is no JSON: {error}") from error
+    value = _read(value, label)
     structures = value.get("structures") if isinstance(value, dict) else None
     triggers = value.get("triggers") if isinstance(value, dict) else None
     if not (isinstance(structures, list) and isinstance(triggers, list) and structures):

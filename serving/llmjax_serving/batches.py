@@ -21,7 +21,7 @@ from .errors import ApiError
 from .files import FILES, Folder, JsonObject, files_of, listed, new_file
 from .owner import owner_of
 from .private_site import BASE, private_session
-from .schema.fields import Field, mapping, only, read, refuse, text
+from .schema.fields import Field, Parse, mapping, only, read, refuse, text
 from .state import STATE
 
 logger = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ FIELDS: dict[str, Field] = {
     "completion_window": Field(only("24h"), required=True),
     "metadata": Field(mapping),
 }
+NO_OPS: dict[str, Parse] = {"output_expires_after": only()}  # files stay until they are deleted
 
 
 class Batches:
@@ -175,7 +176,7 @@ def batches_of(request: web.Request) -> Batches:
 
 async def create_batch(request: web.Request) -> web.Response:
     batches, owner = batches_of(request), owner_of(request)
-    asked = read(await read_json(request), FIELDS, {"output_expires_after": mapping})
+    asked = read(await read_json(request), FIELDS, NO_OPS)
     request.app[FILES].get(asked["input_file_id"], owner)
     record: JsonObject = {
         "id": batches.folder.new_id(),

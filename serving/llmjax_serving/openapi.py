@@ -12,7 +12,7 @@ from llmjax import __version__
 from . import batches, ledger
 from .pages import PAGES
 from .schema import chat, completion, messages, pooling, responses, tokens
-from .schema.fields import mapping, object_schema
+from .schema.fields import object_schema
 
 Schema = dict[str, Any]
 
@@ -58,7 +58,7 @@ REQUESTS: dict[str, Schema] = {
     "MessagesRequest": object_schema(messages.FIELDS, messages.NO_OPS),
     "CountRequest": object_schema(messages.PROMPT, messages.NO_OPS),
     "ResponseRequest": object_schema(responses.FIELDS, responses.NO_OPS),
-    "BatchRequest": object_schema(batches.FIELDS, {"output_expires_after": mapping}),
+    "BatchRequest": object_schema(batches.FIELDS, batches.NO_OPS),
     "TokenizeRequest": {
         "anyOf": [
             object_schema(tokens.TOKENIZE_TEXT),

@@ -193,7 +193,7 @@ def thinking(value: Any, path: str) -> Json:
     return {"reasoning_effort": "none"} if kind["type"] == "disabled" else {}
 
 
-_BUDGET: dict[str, Parse] = {"budget_tokens": integer(0), "display": text}
+_BUDGET: dict[str, Parse] = {"budget_tokens": integer(0), "display": only("summarized")}
 _FORMAT: dict[str, Field] = {
     "type": Field(only("json_schema"), required=True),
     "schema": Field(mapping, required=True),
@@ -237,7 +237,7 @@ NO_OPS: dict[str, Parse] = {
     "cache_control": mapping,
     "container": only(),
     "context_management": only(),
-    "inference_geo": text,
+    "inference_geo": only("global"),
     "mcp_servers": only([]),
     "service_tier": only("auto", "standard_only"),
 }

@@ -58,6 +58,9 @@ _STRUCTURED: dict[str, Field] = {
 }
 
 
+_STRUCTURED_NO_OPS: dict[str, Parse] = {"_backend": only("auto", "guidance")}
+
+
 def _format_schema() -> dict[str, Any]:
     formats = []
     for kind, fields in _FORMATS.items():
@@ -86,9 +89,9 @@ def response_format(value: Any, path: str) -> StructuredOutputs | None:
     return StructuredOutputs(json=schema, asked_as=f"{path}.schema")
 
 
-@described(object_schema(_STRUCTURED, {"_backend": text}))
+@described(object_schema(_STRUCTURED, _STRUCTURED_NO_OPS))
 def structured_outputs(value: Any, path: str) -> StructuredOutputs:
-    values = read(mapping(value, path), _STRUCTURED, {"_backend": text}, f"{path}.")
+    values = read(mapping(value, path), _STRUCTURED, _STRUCTURED_NO_OPS, f"{path}.")
     return StructuredOutputs(**values)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from itertools import pairwise
 
 import jax
@@ -12,13 +11,12 @@ import pytest
 from attention_cases import Case, Sequences
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from triton_backend import GPU, triton_backend
 
-from llmjax_kernels import triton_call
-from llmjax_kernels.gpu import Gpu, compiling_for
+from llmjax_kernels.gpu import compiling_for
 from llmjax_kernels.layout import PagedKV, make_ragged_batch
 from llmjax_kernels.paged_attention import AttentionArgs, jax_triton, mosaic_gpu, reference
 
-GPU = Gpu(compute_capability=90, multiprocessors=132)
 MIXED = [(0, 35), (37, 17), (75, 1), (0, 1), (0, 0), (64, 2), (0, 0)]
 """Whole prompts, chunks, decodes and padding in one step: tokens before it, tokens in it."""
 DECODES = [(0, 1), (15, 1), (16, 1), (300, 1), (0, 0)]
@@ -73,29 +71,12 @@ def backend(request, monkeypatch):
 
         fast = {"xla_backend_optimization_level": 0}  # to compile
         return jax.jit(run, static_argnums=5, compiler_options=fast)
-    return triton_backend(monkeypatch)
-
-
-def triton_backend(monkeypatch):
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("Triton, whose interpreter runs the kernels, is not installed")
-    import interpreter
-
-    monkeypatch.setattr(jax_triton, "launch", interpreter.launch)
-    monkeypatch.setattr(triton_call, "installed", lambda: True)
-    monkeypatch.delenv("LLMJAX_KERNELS", raising=False)
-
-    def run(*args):
-        with compiling_for(GPU):
-            assert jax_triton.supports(AttentionArgs(*args))
-            return jax_triton.run(AttentionArgs(*args))
-
-    return run
+    return triton_backend(monkeypatch, jax_triton, AttentionArgs)
 
 
 def mosaic_backend(monkeypatch):
     """Between Triton's kernels, in its interpreter, Mosaic GPU's in its own."""
-    triton_backend(monkeypatch)
+    triton_backend(monkeypatch, jax_triton, AttentionArgs)
     if jax.__version_info__ < mosaic_gpu.OLDEST_JAX:
         pytest.skip("Mosaic GPU's interpreter is not complete in this version of jax")
     from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -194,7 +175,14 @@ RUN = st.tuples(st.integers(0, 150), st.sampled_from([0, 1, 1, 2, 17, 30]))
 def test_any_batch(runs, group, page_size, window, seed):
     case = Case(heads=2 * group, head_dim=24, page_size=page_size, window=window)
     with pytest.MonkeyPatch.context() as patch:
-        check(triton_backend(patch), case, runs, "float32", tokens=155, seed=seed)
+        check(
+            triton_backend(patch, jax_triton, AttentionArgs),
+            case,
+            runs,
+            "float32",
+            tokens=155,
+            seed=seed,
+        )
 
 
 def check(backend, case, runs, dtype, *, decode_only=False, tokens=None, sinks=False, seed=1):

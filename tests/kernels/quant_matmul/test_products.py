@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -11,13 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from triton_backend import triton_backend
 
-from llmjax_kernels import triton_call
-from llmjax_kernels.gpu import Gpu, compiling_for
 from llmjax_kernels.quant_matmul import QuantFormat, jax_triton, make_weight, reference
 from llmjax_kernels.quant_matmul.args import QuantMatmulArgs
 
-GPU = Gpu(compute_capability=90, multiprocessors=132)
 WEIGHTS = {
     "int4": QuantFormat("int4", 32, minima=True),
     "int4, groups of 128": QuantFormat("int4", 128, minima=True),
@@ -49,24 +45,7 @@ def backend(request, monkeypatch):
             return reference.run(QuantMatmulArgs(*args))
 
         return jax.jit(run, static_argnums=2, compiler_options=FAST)
-    return triton_backend(monkeypatch)
-
-
-def triton_backend(monkeypatch):
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("Triton, whose interpreter runs the kernels, is not installed")
-    import interpreter
-
-    monkeypatch.setattr(jax_triton, "launch", interpreter.launch)
-    monkeypatch.setattr(triton_call, "installed", lambda: True)
-    monkeypatch.delenv("LLMJAX_KERNELS", raising=False)
-
-    def run(*args):
-        with compiling_for(GPU):
-            assert jax_triton.supports(QuantMatmulArgs(*args))
-            return jax_triton.run(QuantMatmulArgs(*args))
-
-    return run
+    return triton_backend(monkeypatch, jax_triton, QuantMatmulArgs)
 
 
 @pytest.mark.parametrize("format", WEIGHTS.values(), ids=WEIGHTS)
@@ -101,7 +80,13 @@ def test_codes_are_multiplied(backend, format):
 )
 def test_any_size(M, N, K, format, seed):
     with pytest.MonkeyPatch.context() as patch:
-        check(triton_backend(patch), format, (M, N, K), "float32", seed=seed)
+        check(
+            triton_backend(patch, jax_triton, QuantMatmulArgs),
+            format,
+            (M, N, K),
+            "float32",
+            seed=seed,
+        )
 
 
 def check(backend, format, size, dtype, *, out_dtype=None, seed=1):
