@@ -8,14 +8,17 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
+from functools import partial
 from math import prod
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 
 from ..errors import CheckpointFormatError
 from ..models import DecoderConfig, EncoderConfig
 from ..models.weights import WeightTable
+from ..quant import Matrices, Tensor, read_matrices
 from .architecture import architecture_from_hf, fitted
 from .base import FLOAT_TYPES, TensorInfo
 from .data_file import DataFile, FileCheckpoint, StoredTensor
@@ -24,6 +27,19 @@ from .json_file import read_json
 _MAX_HEADER = 100_000_000  # as the format's own reader
 CONFIG = "config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+QUANTIZE_CONFIG = "quantize_config.json"
+
+_TYPES = FLOAT_TYPES | {
+    "BOOL": np.dtype(np.uint8),
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "I16": np.dtype(np.int16),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+}
+"""All that quantised matrices are made of."""
 
 
 def _parse_header(file: DataFile) -> dict[str, StoredTensor]:
@@ -50,7 +66,7 @@ def _locate(
         raise ValueError(f"tensor {name!r} has shape {shape} and offsets {data_offsets}")
     if base + end > file.size:
         raise file.truncated(f"tensor {name!r} ({dtype} {shape}) ends at byte {base + end:,}")
-    known = FLOAT_TYPES.get(dtype)
+    known = _TYPES.get(dtype)
     if known and end - start != prod(shape) * known.itemsize:
         raise CheckpointFormatError(
             f"{file.path} is damaged: tensor {name!r} is {dtype} {shape}, "
@@ -64,9 +80,11 @@ class SafetensorsCheckpoint(FileCheckpoint):
 
     Attributes:
         config: config.json's content.
+        matrices: those that are quantised, by the names they have in `tensors`.
 
     Raises:
         CheckpointFormatError: a file is missing, truncated or something else.
+        UnsupportedModelError: it is quantised in a way that is not implemented.
     """
 
     def __init__(self, path: Path):
@@ -75,7 +93,12 @@ class SafetensorsCheckpoint(FileCheckpoint):
             raise CheckpointFormatError(f"{path} has no {CONFIG}")
         self.config = read_json(path / CONFIG)
         self._stored = self._open_single() if (path / SINGLE).exists() else self._open_sharded()
-        self.tensors = {name: stored.info for name, stored in self._stored.items()}
+        self.matrices = self._read_matrices()
+        parts = {part for matrix in self.matrices.values() for part in matrix.tensors}
+        plain = {name: t.info for name, t in self._stored.items() if name not in parts}
+        self.tensors = plain | {
+            name: TensorInfo(m.shape, m.coding.name) for name, m in self.matrices.items()
+        }
 
     def _open_single(self) -> dict[str, StoredTensor]:
         return _parse_header(DataFile(self.path / SINGLE, "a safetensors file"))
@@ -111,4 +134,38 @@ class SafetensorsCheckpoint(FileCheckpoint):
 
     @property
     def readable_types(self) -> Mapping[str, np.dtype]:
-        return FLOAT_TYPES
+        codings = {matrix.coding.name for matrix in self.matrices.values()}
+        return FLOAT_TYPES | dict.fromkeys(codings, np.dtype(np.float32))
+
+    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        if name in self.matrices:
+            return self.matrices[name].dequantise(start, stop)
+        return super().read_rows(name, start, stop)
+
+    def _read_matrices(self) -> Matrices:
+        separate = self.path / QUANTIZE_CONFIG
+        settings = self.config.get("quantization_config")
+        if not settings and separate.exists():
+            # AutoGPTQ's own, which names no method.
+            settings = {"quant_method": "gptq"} | read_json(separate)
+        if not settings:
+            return {}
+        tensors = {name: self._tensor(name) for name in self._stored}
+        return read_matrices(settings, tensors)
+
+    def _tensor(self, name: str) -> Tensor:
+        info = self._stored[name].info
+        return Tensor(*info, partial(self._raw_rows, name), partial(self._raw_columns, name))
+
+    def _raw_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        shape, kind = self._stored[name].info
+        return self._bytes(name, start, stop).view(_TYPES[kind]).reshape(stop - start, *shape[1:])
+
+    def _raw_columns(self, name: str, start: int, stop: int) -> np.ndarray:
+        tensor = self._stored[name]
+        (rows, columns), kind = tensor.info
+        size = _TYPES[kind].itemsize
+        flat = tensor.file.read_every(
+            tensor.offset + start * size, (stop - start) * size, columns * size, rows
+        )
+        return flat.view(_TYPES[kind])

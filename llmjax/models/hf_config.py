@@ -49,16 +49,9 @@ def read_decoder(
         settings: fields of DecoderConfig that the family sets itself.
 
     Raises:
-        UnsupportedModelError: quantised weights, or an activation or rope scaling that is
-            not implemented.
+        UnsupportedModelError: an activation or rope scaling that is not implemented.
         CheckpointFormatError: a required key is missing.
     """
-    if c.get("quantization_config"):
-        method = c["quantization_config"].get("quant_method", "unnamed")
-        raise UnsupportedModelError(
-            f"quantization {method!r} is not implemented for safetensors, "
-            "allowed: F32, F16 and BF16 weights"
-        )
     heads, hidden = required(c, "num_attention_heads"), required(c, "hidden_size")
     head_dim = c.get("head_dim") or hidden // heads
     layers, length = required(c, "num_hidden_layers"), required(c, "max_position_embeddings")

@@ -62,7 +62,6 @@ def test_phi3_early_names_of_longrope(kind):
     [
         (llama, "llama2", {"rope_scaling": {"rope_type": "mrope", "factor": 2}}, "mrope"),
         (llama, "llama2", {"hidden_act": "relu2"}, "relu2"),
-        (llama, "llama2", {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
         (gemma3, "gemma3", {"layer_types": ["chunked_attention"] * 7}, "chunked_attention"),
         (gemma2, "gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         (

@@ -1,0 +1,144 @@
+"""Quantised matrices as checkpoints have them, whatever the format: codes, scales, minima.
+
+A format reads its own tensors and says what their codes mean; those who load a model never ask
+which format it was. Input k of a row has the value `number(code) * scale + minimum`, with the
+scale and the minimum of its group.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+from jaxtyping import Float, Int, UInt8
+
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+
+TABLES: dict[str, Float[np.ndarray, " codes"]] = {
+    "e2m1": np.concatenate([_E2M1, -_E2M1]),
+    "e4m3": np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32),
+}
+"""The numbers that codes stand for where these are not integers."""
+
+
+class Tensor(NamedTuple):
+    """A tensor of a checkpoint, which is read by pieces.
+
+    Attributes:
+        type_name: as the file spells it ("I32", "F8_E4M3").
+        rows: (start, stop) -> entries of the outermost axis, in the stored type.
+        columns: (start, stop) -> of a matrix, [rows, stop - start].
+    """
+
+    shape: tuple[int, ...]
+    type_name: str
+    rows: Callable[[int, int], np.ndarray]
+    columns: Callable[[int, int], np.ndarray]
+
+    def read(self) -> np.ndarray:
+        """All of it."""
+        return self.rows(0, self.shape[0] if self.shape else 1).reshape(self.shape)
+
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Coding:
+    """What the codes of a matrix mean.
+
+    Attributes:
+        name: of the format and its width, for people ("GPTQ 4 bits").
+        bits: of a code.
+        group: consecutive inputs that share a scale.
+        zero: the code of 0, for integers without minima.
+        minima: whether groups have minima. A zero point z is the minimum -z * scale.
+        table: which of `TABLES` codes index; None are integers.
+    """
+
+    name: str
+    bits: int
+    group: int
+    zero: int = 0
+    minima: bool = False
+    table: str | None = None
+
+    def numbers(self, codes: UInt8[np.ndarray, "*S"]) -> Float[np.ndarray, "*S"]:
+        """What codes stand for before they are scaled."""
+        if self.table is not None:
+            return TABLES[self.table][codes]
+        return codes.astype(np.float32) - np.float32(0 if self.minima else self.zero)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """How a scheme rounds the other factor before it multiplies (W8A8).
+
+    Attributes:
+        code: "int8" or "fp8_e4m3".
+        group: inputs that share a scale; 0 is all of a row.
+        scale: that of all, where it is static; None has each row, or group of it, scaled by its
+            greatest magnitude.
+    """
+
+    code: str
+    group: int = 0
+    scale: float | None = None
+
+
+class CodedRows(NamedTuple):
+    """Some rows of a quantised matrix; K / group groups a row."""
+
+    codes: UInt8[np.ndarray, "R K"]
+    scales: Float[np.ndarray, "R groups"]
+    minima: Float[np.ndarray, "R groups"] | None = None
+
+    def to_bytes(self) -> UInt8[np.ndarray, "R bytes"]:
+        """Row by row: codes, then scales, then minima, both in float32."""
+        parts = [self.scales] if self.minima is None else [self.scales, self.minima]
+        floats = [np.ascontiguousarray(p, np.float32).view(np.uint8) for p in parts]
+        return np.concatenate([self.codes, *floats], axis=1)
+
+
+class QuantisedMatrix(ABC):
+    """A matrix [N, K] of a checkpoint that stays unread until rows are asked for.
+
+    Attributes:
+        shape: (N, K).
+        coding: what its codes mean.
+        tensors: the names of those that it consists of.
+        order: input `order[j]` has its code at place j, where groups are not of neighbours
+            (act-order); None has them as they are.
+        inputs: how the other factor is to be rounded; None leaves it.
+    """
+
+    shape: tuple[int, int]
+    coding: Coding
+    tensors: tuple[str, ...]
+    order: Int[np.ndarray, " K"] | None = None
+    inputs: Inputs | None = None
+
+    @abstractmethod
+    def rows(self, start: int, stop: int) -> CodedRows:
+        """Rows [start:stop]."""
+
+    def dequantise(self, start: int, stop: int) -> Float[np.ndarray, "R K"]:
+        """The float32 values of rows [start:stop], inputs in their own order."""
+        codes, scales, minima = self.rows(start, stop)
+        values = self.coding.numbers(codes)
+        values *= np.repeat(scales.astype(np.float32), self.coding.group, axis=1)
+        if minima is not None:
+            values += np.repeat(minima.astype(np.float32), self.coding.group, axis=1)
+        if self.order is None:
+            return values
+        placed = np.empty_like(values)
+        placed[:, self.order] = values
+        return placed
+
+
+Matrices = dict[str, QuantisedMatrix]
+"""By the name that the matrix would have were it not quantised."""

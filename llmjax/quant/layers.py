@@ -1,0 +1,57 @@
+"""The tensors of a format, layer by layer, and what must be true of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ..checks import shown
+from ..errors import CheckpointFormatError, UnsupportedModelError
+from .base import Tensor, Tensors
+
+
+def layers_of(tensors: Tensors, part: str) -> list[str]:
+    """The layers that have a tensor of this name."""
+    return [name.removesuffix(f".{part}") for name in tensors if name.endswith(f".{part}")]
+
+
+def require_tensor(
+    tensors: Tensors, layer: str, part: str, shape: tuple[int | None, ...], types: Collection[str]
+) -> Tensor:
+    """A tensor of a layer.
+
+    Args:
+        shape: that it must have; None is any length.
+        types: allowed, by the file's names.
+
+    Raises:
+        CheckpointFormatError: it is not there, or of another shape or type.
+    """
+    tensor = tensors.get(f"{layer}.{part}")
+    if tensor is None:
+        raise CheckpointFormatError(f"layer {layer} has no {part}, which its format needs")
+    fits = len(shape) == len(tensor.shape) and all(
+        want in (None, got) for want, got in zip(shape, tensor.shape, strict=True)
+    )
+    if not fits or tensor.type_name not in types:
+        wanted = ", ".join("any" if n is None else str(n) for n in shape)
+        raise CheckpointFormatError(
+            f"layer {layer}: {part} is {tensor.type_name} {list(tensor.shape)}, "
+            f"expected {' or '.join(types)} [{wanted}]"
+        )
+    return tensor
+
+
+def require_groups(layer: str, K: int, group: int) -> None:
+    """Raises CheckpointFormatError where rows are no whole groups."""
+    if group < 1 or K % group:
+        raise CheckpointFormatError(
+            f"layer {layer}: its rows of {K} are no whole groups of {group}"
+        )
+
+
+def require_setting(name: str, value: object, allowed: Collection[object]) -> None:
+    """Raises UnsupportedModelError where a setting is something that is not read here."""
+    if value not in allowed:
+        raise UnsupportedModelError(
+            f"quantization: {name} is {shown(value)}, allowed: {', '.join(map(repr, allowed))}"
+        )
