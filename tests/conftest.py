@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import gc
 import json
 import os
 import shutil
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,6 +45,25 @@ install_import_hook(
     ),
     "checked.check",
 )
+
+if sys.version_info < (3, 11, 8):
+    # CPython's gh-106905: code that parses while garbage is collected in the midst of a parse, or
+    # in a thread that gets its turn there, makes the latter fail with a SystemError. Hypothesis
+    # and tracebacks parse at any time.
+    _parsing = threading.RLock()
+
+    @functools.wraps(ast.parse)
+    def _parse_alone(*args, __parse=ast.parse, **kwargs):
+        with _parsing:
+            collects = gc.isenabled()
+            gc.disable()
+            try:
+                return __parse(*args, **kwargs)
+            finally:
+                if collects:
+                    gc.enable()
+
+    ast.parse = _parse_alone
 
 HERE = Path(__file__).parent
 CHAT_TEMPLATE = (
