@@ -29,7 +29,7 @@ from sides.worker import HEAD_START, PROMPT_LEN
 ROOT = Path(__file__).parents[2]
 SIDES = Path(__file__).parent / "sides"
 RESULTS = Path(__file__).parent / "cpu.json"
-OURS, LLAMACPP, VLLM = report.OURS, report.LLAMACPP, report.VLLM
+OURS, LLAMACPP, VLLM, TRANSFORMERS = report.SIDES
 VLLM_ENV = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -56,7 +56,7 @@ CASES = {
     "qwen2.5-coder-0.5b-instruct": [DECODE[0], DECODE[2], PREFILL],
 }
 FIRST = "smollm2-135m-instruct"
-"""The model of the HTTP table, and of vLLM."""
+"""The model of the HTTP table, of vLLM and of transformers."""
 
 
 @dataclass
@@ -194,6 +194,8 @@ def in_process_sides(name: str, file: Path, args: argparse.Namespace) -> list[Si
         # On few cores a second process for its engine only costs.
         env = {**VLLM_ENV, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         sides.append(Side(VLLM, [args.vllm_python, script, folder], env))
+        script = str(SIDES / "transformers_generate.py")
+        sides.append(Side(TRANSFORMERS, [args.vllm_python, script, folder], VLLM_ENV))
     return sides
 
 
@@ -271,7 +273,7 @@ def measure_limits() -> dict[str, Any]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="llmjax beside its peers on this CPU")
     parser.add_argument("--peers-python", required=True, help="has xllamacpp and llama_cpp")
-    parser.add_argument("--vllm-python", help="has vLLM; by default vLLM is left out")
+    parser.add_argument("--vllm-python", help="has vLLM, and with it transformers; by default both are left out")
     parser.add_argument("--rounds", type=int, default=5, help="of each measurement [5]")
     parser.add_argument("--port", type=int, default=8810, help="the first of three [8810]")
     parser.add_argument("--machine", default=platform.processor() or platform.machine())

@@ -8,10 +8,10 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).parent
-OURS, LLAMACPP, VLLM = "llmjax", "llama.cpp", "vLLM"
+OURS, LLAMACPP, VLLM, TRANSFORMERS = SIDES = "llmjax", "llama.cpp", "vLLM", "transformers"
 FIRST = "smollm2-135m-instruct"
 TITLES = {
-    FIRST: "SmolLM2 135M, Q4_1 (vLLM: bfloat16)",
+    FIRST: "SmolLM2 135M, Q4_1 (vLLM, transformers: bfloat16)",
     "gemma-3-270m": "Gemma 3 270M, Q4_K_M",
     "qwen2.5-coder-0.5b-instruct": "Qwen2.5 Coder 0.5B, Q4_K_M",
 }
@@ -58,9 +58,10 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 def model_table(name: str, measured: dict[str, Any], limits: dict[str, Any]) -> str:
     peers = [side for side in measured["cases"][0]["seconds"] if side != OURS]
+    with_goal = {peer for goals in GOALS[name].values() for peer in goals}
     header = ["tokens a second", OURS]
     for peer in peers:
-        header += [peer, "ratio", "goal"]
+        header += [peer, "ratio", *(["goal"] if peer in with_goal else [])]
     rows = []
     for case in measured["cases"]:
         got, goals = rates(case), GOALS[name].get(key(case), {})
@@ -69,7 +70,8 @@ def model_table(name: str, measured: dict[str, Any], limits: dict[str, Any]) -> 
         row = [title, f"**{got[OURS]:,.0f}**"]
         for peer in peers:
             goal = f"{goals[peer]:g}" if peer in goals else ""
-            row += [f"{got[peer]:,.0f}", f"**{got[OURS] / got[peer]:.1f}**", goal]
+            row += [f"{got[peer]:,.0f}", f"**{got[OURS] / got[peer]:.1f}**"]
+            row += [goal] if peer in with_goal else []
         read, ops = shares(case, measured["work"], limits)
         rows.append([*row, f"{read:.0%}", f"{ops:.0%}"])
     return table([*header, "of read", "of int8"], rows)
@@ -116,7 +118,7 @@ while the others are stopped. Written by [report.py](report.py) from [cpu.json](
 A decode step is timed among streams that begin with 16 tokens. llama.cpp in process gets whole
 batches through its own API, its default flash attention, and samples nothing. vLLM runs as it does
 by itself, compiled, and in process without a second process for its engine, which here is faster;
-its weights are the same in bfloat16. *Of read* is what
+its weights, and those of transformers' `generate`, are the same in bfloat16. *Of read* is what
 must be read, weights and the streams' keys and values, over the time it took, as a share of the
 {limits["read"] / 1e9:.1f} GB/s at which {limits["threads"]} threads read memory; *of int8* the
 matrices' operations as a share of {limits["int8"] / 1e12:.2f} Top/s ({limits["instruction_set"]}),

@@ -100,6 +100,11 @@ class Buckets:
         return Bucket(*self._mixed[-1], self._pages[-1])
 
     @property
+    def largest_decode(self) -> Bucket:
+        """The bucket that holds any step of decodes alone."""
+        return Bucket(self._decode_seqs[-1], self._decode_seqs[-1], self._pages[-1])
+
+    @property
     def max_seqs(self) -> int:
         """Sequences that can run with what is ready, so that a prefill fits beside decodes."""
         return max((seqs for _, seqs in self._ready.edges), default=0)

@@ -89,8 +89,12 @@ def count_pages(
         slots=scheduler.max_num_seqs,
         max_model_len=longest,
         max_logprobs=config.max_logprobs,
+        num_steps=scheduler.num_scheduler_steps,
     )
-    return pages_beside(programs.temporaries(buckets.largest, pages))
+    temporaries = programs.temporaries(buckets.largest, pages)
+    if scheduler.num_scheduler_steps > 1:
+        temporaries = max(temporaries, programs.temporaries(buckets.largest_decode, pages))
+    return pages_beside(temporaries)
 
 
 def _bytes_limit() -> int | None:

@@ -113,7 +113,7 @@ class PipelinePrograms:
     def temporaries(self, bucket: Bucket, num_pages: int) -> int:
         """Bytes that a step of this bucket takes in the stage where it takes most."""
         both = self.compile(bucket, num_pages)
-        return max(temporaries_of(program, both.sample) for program in both.step.programs)
+        return max(temporaries_of(Program(p, both.sample)) for p in both.step.programs)
 
     def _compile_stage(
         self, number: int, bucket: Bucket, num_pages: int, x: jax.ShapeDtypeStruct | None

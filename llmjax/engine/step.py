@@ -238,15 +238,19 @@ class StepPrograms:
 
         Kernels that allocate for themselves (the native ones) are not in it.
         """
-        program = self.compile(bucket, num_pages)
-        return temporaries_of(program.step, program.sample)
+        return temporaries_of(self.compile(bucket, num_pages))
 
 
-def temporaries_of(step: Any, sample: Any) -> int:
-    """Bytes that the two parts of a compiled step take beside weights and state."""
-    model, sampler = step.memory_analysis(), sample.memory_analysis()
+def temporaries_of(program: Program) -> int:
+    """Bytes that a compiled step takes beside weights and state, or several as one."""
+    model, sampler = program.step.memory_analysis(), program.sample.memory_analysis()
     results = model.output_size_in_bytes - model.alias_size_in_bytes
-    return results + max(model.temp_size_in_bytes, sampler.temp_size_in_bytes)
+    one = results + max(model.temp_size_in_bytes, sampler.temp_size_in_bytes)
+    if program.loop is None:
+        return one
+    loop = program.loop.memory_analysis()
+    several = loop.output_size_in_bytes - loop.alias_size_in_bytes + loop.temp_size_in_bytes
+    return max(one, several)
 
 
 def shardings_of(tree: Any) -> Any:
