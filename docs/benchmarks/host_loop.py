@@ -48,8 +48,9 @@ def main() -> None:
     with LLM(MODEL, max_num_seqs=STREAMS, max_model_len=512, seq_buckets=(STREAMS,)) as llm:
         engine = llm.engine
         parts.watch(engine.scheduler, "schedule", "schedule")
-        parts.watch(engine.runner._slots, "pack", "pack")
+        parts.watch(engine.runner.slots, "pack", "pack")
         parts.watch(engine.runner, "dispatch", "dispatch")
+        parts.watch(engine.runner, "sample", "sample")
         parts.watch(engine.runner, "collect", "collect")
         parts.watch(engine.scheduler, "commit", "commit")
         parts.watch(llm._processor, "process", "text and streaming")
