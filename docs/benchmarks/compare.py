@@ -273,7 +273,7 @@ def measure_limits() -> dict[str, Any]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="llmjax beside its peers on this CPU")
     parser.add_argument("--peers-python", required=True, help="has xllamacpp and llama_cpp")
-    parser.add_argument("--vllm-python", help="has vLLM, and with it transformers; by default both are left out")
+    parser.add_argument("--vllm-python", help="has vLLM and transformers; by default left out")
     parser.add_argument("--rounds", type=int, default=5, help="of each measurement [5]")
     parser.add_argument("--port", type=int, default=8810, help="the first of three [8810]")
     parser.add_argument("--machine", default=platform.processor() or platform.machine())

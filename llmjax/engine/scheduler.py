@@ -40,6 +40,7 @@ from .lives import Lives
 from .lookahead import look_ahead
 from .pace import Pace
 from .plan import Chunk, Plan
+from .room import Room
 from .stopping import Stop, stop_at
 
 
@@ -87,10 +88,10 @@ class Scheduler:
             most_prompt=None if config.enable_chunked_prefill else buckets.max_tokens,
             clock=clock,
         )
+        self._room = Room(config, buckets, cache, self.lives)
         self.bucket_tokens = 0
         self.padded_tokens = 0
         self._in_flight: deque[Plan] = deque()
-        self._num_promised = 0
 
     # What there is
 
@@ -159,15 +160,14 @@ class Scheduler:
 
     def schedule(self) -> Plan | None:
         """The next step, or None where nothing can run before a commit or a ready bucket."""
-        self._num_promised = 0
-        self._make_way()
+        self._room.make_way()
         chunks, prefilling, is_decoding = self._decode_chunks()
         more = self._prefill_chunks(len(chunks), prefilling, is_decoding)
         # A prompt that needed pages may have preempted who was to decode.
         chunks = [chunk for chunk in chunks + more if chunk.seq.status is Status.RUNNING]
         if not chunks:
             return None
-        if self.config.num_scheduler_steps > 1 and not (more or self._num_promised):
+        if self.config.num_scheduler_steps > 1 and not (more or self._room.num_promised):
             most = self.config.num_scheduler_steps
             look_ahead(chunks, most, self.lives.max_len, self.cache, self.buckets)
         tokens = sum(chunk.width for chunk in chunks)
@@ -193,32 +193,6 @@ class Scheduler:
         self._in_flight.append(plan)
         return plan
 
-    def _make_way(self) -> None:
-        """Preempts what a waiting sequence needs that ranks before those that run."""
-        if self.config.scheduling_policy == "lpm" or not len(self.lives.waiting):
-            return
-        head = next(self.lives.waiting.in_order(lambda _: 0), None)
-        if head is None:
-            return
-        while any(self._makes_way(s, head) for s in self.lives.running):
-            seats = min(
-                self.buckets.max_seqs - len(self.lives.running),
-                len(self.lives.free_slots) + sum(s.slot >= 0 for s in self.lives.leaving),
-            )
-            pages = self.cache.num_available + self.lives.pages_coming
-            if seats > 0 and self.cache.needed(head, self.cache.match(head)) <= pages:
-                return
-            self.lives.preempt(self._victim(head))
-
-    def _makes_way(self, seq: Sequence, head: Sequence) -> bool:
-        priority, other = (s.request.options.priority for s in (head, seq))
-        if self.config.scheduling_policy == "priority" and other != priority:
-            return other > priority
-        # A newcomer that waited for others to compute its beginning was passed by.
-        passed_by = not head.num_preemptions and not self.config.fair_users
-        rank = self.lives.waiting.rank
-        return passed_by and rank(head) < rank(seq)
-
     def _decode_chunks(self) -> tuple[list[Chunk], list[Sequence], bool]:
         """Decodes that have a page, prompts under way, and whether any sequence decodes."""
         chunks: list[Chunk] = []
@@ -233,7 +207,7 @@ class Scheduler:
             elif known < self.lives.max_len[seq]:
                 is_decoding = True
                 waits = len(chunks) >= most or (self.stages > 1 and seq.num_pending)
-                if not waits and self._extend(seq, start, 1):
+                if not waits and self._room.extend(seq, start, 1):
                     chunks.append(Chunk(seq, start, 1, 1, seq.num_dropped))
         prefilling = [seq for seq in prefilling if seq.status is Status.RUNNING]
         return chunks, prefilling, is_decoding
@@ -245,29 +219,6 @@ class Scheduler:
             return len(running)
         decoding = sum(seq.prompt_len < seq.num_tokens < self.lives.max_len[seq] for seq in running)
         return -(-decoding // self.stages)
-
-    def _extend(self, seq: Sequence, start: int, count: int) -> bool:
-        """Pages for the next positions, at the cost of others; False: not in this step."""
-        while not self.cache.extend(seq, start, start + count):
-            if self.lives.pages_coming > self._num_promised:
-                self._num_promised += 1
-                return False
-            victim = self._victim(seq)
-            self.lives.preempt(victim)
-            if victim is seq:
-                return False
-        return True
-
-    def _victim(self, seq: Sequence) -> Sequence:
-        """Who makes room for `seq`: of the least priority, then what loses least; or itself."""
-        rank = self.lives.waiting.rank
-        later = [s for s in self.lives.running if rank(s) >= rank(seq)]
-        least = max(rank(s)[0] for s in later)
-        return min(
-            (s for s in later if rank(s)[0] == least and (s is not seq or len(later) == 1)),
-            key=lambda s: (s.num_computed, -s.arrival),
-            default=seq,
-        )
 
     def _prefill_chunks(
         self, num_decodes: int, prefilling: list[Sequence], is_decoding: bool
@@ -297,7 +248,7 @@ class Scheduler:
                 break
             start = seq.num_computed
             count = min(count, self._run_end(seq, start) - start)
-            if seq.status is Status.RUNNING and self._extend(seq, start, count):
+            if seq.status is Status.RUNNING and self._room.extend(seq, start, count):
                 samples = int(start + count == seq.num_tokens)
                 chunks.append(Chunk(seq, start, count, samples, seq.num_dropped))
         return chunks

@@ -394,7 +394,7 @@ class Harness:
         scheduler.check_balance()
         rows = {chunk.seq for chunk in plan.chunks} if plan else set()
         for seq in decodes:
-            excused = scheduler._num_promised or seq.status is Status.WAITING
+            excused = scheduler._room.num_promised or seq.status is Status.WAITING
             if self.stages > 1:
                 part = -(-len(decodes) // self.stages)
                 excused |= seq in pending or len(rows.intersection(decodes)) >= part
@@ -411,7 +411,7 @@ class Harness:
             # that come back when a step has ended.
             grows = self.cache.layout.eviction is not None or oldest.constraint is not None
             grows |= self.stages > 1
-            waits |= grows and scheduler._num_promised > 0
+            waits |= grows and scheduler._room.num_promised > 0
             assert oldest in rows or waits, "the oldest sequence does not go on"
         if oldest:
             assert oldest.num_preemptions == preemptions, "the oldest was preempted"
@@ -507,7 +507,12 @@ class Harness:
         head = min(waiting, key=scheduler.lives.waiting.rank, default=None)
         if head and self.can_hit(head):
             return
-        if head and not head.in_flight and len(plan.chunks) < most and not scheduler._num_promised:
+        if (
+            head
+            and not head.in_flight
+            and len(plan.chunks) < most
+            and not scheduler._room.num_promised
+        ):
             needed = self.cache.needed(head, self.cache.match(head))
             has_room = self.cache.num_available >= needed
             seats = min(config.max_num_seqs, self.buckets.max_seqs) - scheduler.num_running

@@ -1,0 +1,72 @@
+"""Pages and seats for those who need them, at the cost of others that run. No jax."""
+
+from __future__ import annotations
+
+from ..cache.manager import KVCache
+from ..config import SchedulerConfig
+from ..request import Sequence
+from .buckets import Buckets
+from .lives import Lives
+
+
+class Room:
+    """Preempts where there is not enough; see the rules in `scheduler.py`.
+
+    Attributes:
+        num_promised: sequences that sit this step out, for pages that are on their way back.
+    """
+
+    def __init__(self, config: SchedulerConfig, buckets: Buckets, cache: KVCache, lives: Lives):
+        self._policy, self._fair_users = config.scheduling_policy, config.fair_users
+        self._buckets, self._cache, self._lives = buckets, cache, lives
+        self.num_promised = 0
+
+    def make_way(self) -> None:
+        """Begins a step: preempts what a waiting sequence needs that ranks before who runs."""
+        self.num_promised = 0
+        if self._policy == "lpm" or not len(self._lives.waiting):
+            return
+        head = next(self._lives.waiting.in_order(lambda _: 0), None)
+        if head is None:
+            return
+        while any(self._makes_way(s, head) for s in self._lives.running):
+            seats = min(
+                self._buckets.max_seqs - len(self._lives.running),
+                len(self._lives.free_slots) + sum(s.slot >= 0 for s in self._lives.leaving),
+            )
+            pages = self._cache.num_available + self._lives.pages_coming
+            if seats > 0 and self._cache.needed(head, self._cache.match(head)) <= pages:
+                return
+            self._lives.preempt(self._victim(head))
+
+    def _makes_way(self, seq: Sequence, head: Sequence) -> bool:
+        priority, other = (s.request.options.priority for s in (head, seq))
+        if self._policy == "priority" and other != priority:
+            return other > priority
+        # A newcomer that waited for others to compute its beginning was passed by.
+        passed_by = not head.num_preemptions and not self._fair_users
+        rank = self._lives.waiting.rank
+        return passed_by and rank(head) < rank(seq)
+
+    def extend(self, seq: Sequence, start: int, count: int) -> bool:
+        """Pages for the next positions, at the cost of others; False: not in this step."""
+        while not self._cache.extend(seq, start, start + count):
+            if self._lives.pages_coming > self.num_promised:
+                self.num_promised += 1
+                return False
+            victim = self._victim(seq)
+            self._lives.preempt(victim)
+            if victim is seq:
+                return False
+        return True
+
+    def _victim(self, seq: Sequence) -> Sequence:
+        """Who makes room for `seq`: of the least priority, then what loses least; or itself."""
+        rank = self._lives.waiting.rank
+        later = [s for s in self._lives.running if rank(s) >= rank(seq)]
+        least = max(rank(s)[0] for s in later)
+        return min(
+            (s for s in later if rank(s)[0] == least and (s is not seq or len(later) == 1)),
+            key=lambda s: (s.num_computed, -s.arrival),
+            default=seq,
+        )
