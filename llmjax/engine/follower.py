@@ -77,7 +77,7 @@ class Follower:
                 rows = step.order.packed.rows
                 step.sampled = runner.choose(step.order.bucket, step.output, rows, order)
             case ScoreOrder():
-                runner.score(self._steps[0].output, order)
+                runner.scorer.score(self._steps[0].output, order)
             case Stop(""):
                 return False
             case Stop(reason):

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.sharding import PartitionSpec, Sharding
 from jaxtyping import Array
 
@@ -25,21 +24,19 @@ from ..checkpoint import LoadedModel
 from ..config import EngineConfig
 from ..parallel.group import Group
 from ..request import TokenLogprobs
-from ..sampling import BiasTable, Logprobs, SampledTokens, mask_words, token_logprobs
+from ..sampling import BiasTable, SampledTokens, mask_words
 from ..structured import Constraint, fill_masks
 from .batch import BiasRow, SlotTable
 from .buckets import Bucket, Buckets
 from .compile import Programs
 from .condense import Condenser
 from .ends import EndTable
-from .orders import Order, SampleOrder, ScoreOrder, StepOrder, Stop, digest, encode
+from .orders import Order, SampleOrder, StepOrder, Stop, digest, encode
 from .page_mover import PageMover
 from .pipeline import StageMovers, make_programs
 from .plan import Chunk, Plan
-from .step import StepOutput, over_vocabulary, shapes_of, shardings_of
-
-_PROMPT_ROWS = 64
-"""Prompt positions whose log-probabilities are computed together, by one program."""
+from .prompt_logprobs import PromptScorer, row_logprobs
+from .step import StepOutput, shapes_of, shardings_of
 
 
 @dataclass
@@ -105,7 +102,6 @@ class Runner:
     ):
         self.group = group
         self._digests: list[int] = []
-        self._max_logprobs = config.max_logprobs
         slots = config.scheduler.max_num_seqs
         programs = make_programs(
             model,
@@ -151,7 +147,9 @@ class Runner:
             ]
             # Who reads pages or puts them has one stage: the configuration sees to it.
             self._mover: Any = movers[0] if len(movers) == 1 else StageMovers(movers, programs.cuts)
-            self._prompt_logprobs = self._compile_prompt_logprobs(head)
+            self.scorer = PromptScorer(
+                head, self._head_weights, self._tree, config.max_logprobs, self._send
+            )
             self._condenser = self._make_condenser(model) if evicts else None
             self.programs.start(background=config.compile.background)
             self._state = state.result()
@@ -272,9 +270,12 @@ class Runner:
             wanted, scored = chunk.seq.request.params.logprobs, list[TokenLogprobs]()
             if wanted is not None:
                 given = zip(steps[: chunk.samples], token_ids[row], strict=False)
-                scored = [_row(each, row, token, wanted) for each, token in given]
+                scored = [row_logprobs(each, row, token, wanted) for each, token in given]
             logprobs.append(scored)
-        prompt_logprobs = self._collect_prompt_logprobs(step)
+        # Several steps are of decodes.
+        prompt_logprobs: list[list[TokenLogprobs]] = [[] for _ in step.plan.chunks]
+        if step.output is not None:
+            prompt_logprobs = self.scorer.score_plan(step.plan, step.output)
         if self.group is not None:
             self._digests.append(digest(sampled.token_ids))
         return StepResult(token_ids, logprobs, prompt_logprobs)
@@ -309,46 +310,6 @@ class Runner:
         if self.group is not None:
             self.group.send(encode(order, self.slots, self._digests))
             self._digests = []
-
-    def _collect_prompt_logprobs(self, step: InFlight) -> list[list[TokenLogprobs]]:
-        if step.output is None:  # of decodes
-            return [[] for _ in step.plan.chunks]
-        out: list[list[TokenLogprobs]] = []
-        at = 0
-        for chunk in step.plan.chunks:
-            rows: list[TokenLogprobs] = []
-            # All choices have the same prompt: the first one tells.
-            top = chunk.seq.request.params.prompt_logprobs if chunk.seq.index == 0 else None
-            # Position p predicts the prompt token at p + 1; a recomputed one is known already.
-            first = max(chunk.start, chunk.seq.num_prompt_logprobs)
-            end = min(chunk.start + chunk.count, chunk.seq.prompt_len - 1)
-            if top is not None and first < end:
-                targets = chunk.seq.tokens[first + 1 : end + 1]
-                rows = self._score(step.output, at + first - chunk.start, targets, top)
-            out.append(rows)
-            at += chunk.count
-        return out
-
-    def _score(
-        self, output: StepOutput, begin: int, targets: list[int], top: int
-    ) -> list[TokenLogprobs]:
-        rows: list[TokenLogprobs] = []
-        for at in range(0, len(targets), _PROMPT_ROWS):
-            order = ScoreOrder(begin + at, targets[at : at + _PROMPT_ROWS])
-            self._send(order)
-            scored = jax.device_get(self.score(output, order))
-            rows += [_row(scored, i, token, top) for i, token in enumerate(order.targets)]
-        return rows
-
-    def score(self, output: StepOutput, order: ScoreOrder) -> Logprobs:
-        """Log-probabilities of up to `_PROMPT_ROWS` prompt tokens, by a step's hidden states."""
-        count = len(order.targets)
-        ids = np.zeros(_PROMPT_ROWS, np.int32)
-        ids[:count] = order.targets
-        hidden = np.asarray(output.hidden)
-        block = np.zeros((_PROMPT_ROWS, hidden.shape[1]), hidden.dtype)
-        block[:count] = hidden[order.begin : order.begin + count]
-        return self._prompt_logprobs(self._head_weights, block, ids)
 
     def _make_condenser(self, model: LoadedModel) -> Condenser:
         return Condenser(
@@ -388,31 +349,7 @@ class Runner:
         jitted = jax.jit(set_history, donate_argnums=0, out_shardings=history.sharding)
         return jitted.lower(history, slot, row).compile()
 
-    def _compile_prompt_logprobs(self, model: LoadedModel) -> Any:
-        whole = model.place.sharding(PartitionSpec())
-
-        def score(weights, hidden, targets):
-            decoder = nnx.merge(self._graphdef, self._tree.unflatten(weights))
-            logits = decoder.logits(hidden, jnp.full(1, _PROMPT_ROWS, jnp.int32))
-            scored = partial(token_logprobs, max_logprobs=self._max_logprobs)
-            return over_vocabulary(scored, model.mesh)(logits, targets)
-
-        hidden = jax.ShapeDtypeStruct((_PROMPT_ROWS, model.config.hidden_size), model.dtype)
-        targets = jax.ShapeDtypeStruct((_PROMPT_ROWS,), jnp.int32)
-        jitted = jax.jit(score, out_shardings=whole)
-        return jitted.lower(shapes_of(self._head_weights), hidden, targets).compile()
-
 
 def zeros(shape: tuple[int, ...], whole: Sharding) -> Array:
     """int32, on every device."""
     return jax.make_array_from_callback(shape, whole, lambda _: np.zeros(shape, np.int32))
-
-
-def _row(scored: Logprobs | SampledTokens, row: int, token_id: int, top: int) -> TokenLogprobs:
-    return TokenLogprobs(
-        token_id=token_id,
-        logprob=float(scored.logprob[row]),
-        rank=int(scored.rank[row]),
-        top_ids=tuple(np.asarray(scored.top_ids[row, :top]).tolist()),
-        top_logprobs=tuple(np.asarray(scored.top_logprobs[row, :top]).tolist()),
-    )
