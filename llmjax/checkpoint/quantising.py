@@ -8,16 +8,20 @@ import jax
 import jax.numpy as jnp
 
 from llmjax_kernels.native import library
-from llmjax_kernels.packed import QUANTISATIONS, Arena, Rows
+from llmjax_kernels.packed import Arena, Rows
 from llmjax_kernels.quant_matmul import (
     QuantFormat,
     QuantWeight,
     format_here,
+    from_coded,
     from_packed,
+    quant_format,
     quantise_weight,
+    with_quantised_inputs,
 )
+from llmjax_kernels.weight_format import QUANTISATIONS
 
-from ..errors import ConfigError
+from ..errors import CheckpointFormatError, ConfigError
 from ..models.config import DecoderConfig
 from .base import Checkpoint
 from .packing import check_quantization, head_path, matrices_of, rows_of
@@ -28,12 +32,12 @@ class Quantiser:
     """Quantises the matrices of a plan, each in arrays of its own on the device.
 
     int8 and int4 get the codes and scales that they get for CPUs. FP8 leaves the embedding and
-    the matrix that gives the logits as they are.
+    the matrix that gives the logits as they are. What is quantised already keeps its codes.
 
     Args:
         plan: the tensors to read.
         wanted: the decoder's parameters, by path.
-        quantization: "int8", "int4" or "fp8".
+        quantization: "int8", "int4" or "fp8"; None takes what is quantised already.
 
     Attributes:
         tensors: that it takes.
@@ -48,12 +52,15 @@ class Quantiser:
         config: DecoderConfig,
         plan: Plan,
         wanted: Mapping[str, jax.ShapeDtypeStruct],
-        quantization: str,
+        quantization: str | None,
     ):
         self._checkpoint, self._config, self._quantization = checkpoint, config, quantization
         self._weights: dict[str, QuantWeight] = {}
         self._head = head_path(config)
         self.tensors = matrices_of(plan, wanted)
+        if quantization is None:
+            self.tensors = {name for name in self.tensors if self._kept(name) is not None}
+            return
         if quantization in QUANTISATIONS:
             _require_library(quantization)
         else:
@@ -63,6 +70,8 @@ class Quantiser:
 
     def add(self, name: str, uses: list[Use]) -> None:
         """Quantises what one tensor fills."""
+        if self._quantization is None:
+            return self._keep(name, uses)
         for path, rows in rows_of(self._checkpoint, self._config, name, uses):
             K = self._checkpoint.tensors[name].shape[1]
             try:
@@ -74,8 +83,32 @@ class Quantiser:
         """All weights, by path."""
         return self._weights
 
+    def _kept(self, name: str) -> QuantFormat | None:
+        """How a tensor's codes stay as they are; None where they do not, or it has none."""
+        matrix = self._checkpoint.matrices.get(name)
+        if matrix is None:
+            return None
+        format, inputs = quant_format(matrix.coding, matrix.shape[1]), matrix.inputs
+        if format is None or inputs is None:
+            return format
+        # Inputs that have a scale of their own for all are not rounded: that is more exact.
+        asked = (inputs.code, inputs.group, inputs.scale) == (format.code, format.group, None)
+        return with_quantised_inputs(format) if asked and not format.minima else format
+
+    def _keep(self, name: str, uses: list[Use]) -> None:
+        matrix, format = self._checkpoint.matrices[name], self._kept(name)
+        assert format is not None
+        K = matrix.shape[1]
+        for path, rows in rows_of(self._checkpoint, self._config, name, uses, as_stored=True):
+            try:
+                weight = from_coded(rows[:], K, matrix.coding, format, matrix.order)
+            except ValueError as error:
+                raise CheckpointFormatError(f"{name} is damaged: {error}") from error
+            self._weights[path] = jax.block_until_ready(weight)
+
     def _quantise(self, path: str, rows: Rows, K: int) -> QuantWeight:
         name = "int8" if path == self._head else self._quantization
+        assert name is not None
         if name not in QUANTISATIONS:
             return _rounded(jnp.asarray(rows[:]), format_here(name))
         arena = Arena(QUANTISATIONS[name].nbytes(len(rows), K))

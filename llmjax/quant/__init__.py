@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import gptq
+from . import auto_round, awq, gptq
 from .base import CodedRows, Coding, Inputs, Matrices, QuantisedMatrix, Tensor, Tensors
 from .layers import require_setting
 
-FORMATS = {"gptq": gptq.read}
+FORMATS = {
+    "gptq": gptq.read,
+    "awq": awq.read,
+    "auto-round": auto_round.read,
+}
 """By `quant_method`."""
 
 

@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-from llmjax_kernels.packed import GGUF_FORMATS, PackedWeight, pack_float, pack_gguf
+from llmjax_kernels.packed import PackedWeight, pack_float, pack_gguf
+from llmjax_kernels.weight_format import GGUF_FORMATS
 
 # Where a block has its float16 scale, and its float16 minimum.
 SCALE_AT = {

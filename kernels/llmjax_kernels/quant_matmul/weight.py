@@ -76,6 +76,7 @@ class QuantWeight:
         shape: (N, K).
         exponent: every value is multiplied by 2 to this power, which brings small scales into
             float16's range.
+        order: the input that is at each place of `codes`; None has them as they are.
     """
 
     codes: Shaped[Array, "groups N bytes"]
@@ -83,6 +84,7 @@ class QuantWeight:
     shape: tuple[int, int] = field(metadata={"static": True})
     format: QuantFormat = field(metadata={"static": True})
     exponent: int = field(default=0, metadata={"static": True})
+    order: Int[Array, " K"] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -103,7 +105,10 @@ def _values(weight: QuantWeight, codes: Array, scales: Array) -> Array:
     if format.minima:
         values += scales[1, :, :, None].astype(jnp.float32)
     values = jnp.swapaxes(values, 0, 1).reshape(codes.shape[1], -1)[:, : weight.shape[1]]
-    return values * jnp.float32(2.0**weight.exponent)
+    values *= jnp.float32(2.0**weight.exponent)
+    if weight.order is None:
+        return values
+    return jnp.zeros_like(values).at[:, weight.order].set(values)
 
 
 def numbers(
