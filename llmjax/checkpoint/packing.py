@@ -109,13 +109,10 @@ class Packer:
 
     def _order_bytes(self) -> int:
         """Of the orders of inputs that the kept matrices have, each once."""
-        kept = (
-            self._checkpoint.matrices[n] for n in self.tensors & self._checkpoint.matrices.keys()
-        )
-        orders = {
-            o.tobytes(): order_nbytes(len(o)) for o in (m.order for m in kept) if o is not None
-        }
-        return sum(orders.values())
+        matrices = self._checkpoint.matrices
+        orders = [matrices[n].order for n in self.tensors & matrices.keys() if self._kept(n)]
+        different = {order.tobytes(): len(order) for order in orders if order is not None}
+        return sum(map(order_nbytes, different.values()))
 
     def _quantization(self, path: str) -> str | None:
         """Of a parameter: what gives the logits stays at 8 bits, as llama.cpp keeps it finer."""

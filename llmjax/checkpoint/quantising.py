@@ -17,7 +17,6 @@ from llmjax_kernels.quant_matmul import (
     from_packed,
     quant_format,
     quantise_weight,
-    with_quantised_inputs,
 )
 from llmjax_kernels.weight_format import QUANTISATIONS
 
@@ -71,7 +70,8 @@ class Quantiser:
     def add(self, name: str, uses: list[Use]) -> None:
         """Quantises what one tensor fills."""
         if self._quantization is None:
-            return self._keep(name, uses)
+            self._keep(name, uses)
+            return
         for path, rows in rows_of(self._checkpoint, self._config, name, uses):
             K = self._checkpoint.tensors[name].shape[1]
             try:
@@ -86,14 +86,9 @@ class Quantiser:
     def _kept(self, name: str) -> QuantFormat | None:
         """How a tensor's codes stay as they are; None where they do not, or it has none."""
         matrix = self._checkpoint.matrices.get(name)
-        if matrix is None:
+        if matrix is None or matrix.inputs is not None:
             return None
-        format, inputs = quant_format(matrix.coding, matrix.shape[1]), matrix.inputs
-        if format is None or inputs is None:
-            return format
-        # Inputs that have a scale of their own for all are not rounded: that is more exact.
-        asked = (inputs.code, inputs.group, inputs.scale) == (format.code, format.group, None)
-        return with_quantised_inputs(format) if asked and not format.minima else format
+        return quant_format(matrix.coding, matrix.shape[1])
 
     def _keep(self, name: str, uses: list[Use]) -> None:
         matrix, format = self._checkpoint.matrices[name], self._kept(name)

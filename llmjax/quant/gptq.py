@@ -19,7 +19,15 @@ from jaxtyping import Float, Int, UInt8
 from ..errors import CheckpointFormatError
 from .base import Matrices, Tensors
 from .integers import unpack
-from .layers import FLOATS, group_of, layers_of, require_setting, require_tensor, settings_of
+from .layers import (
+    FLOATS,
+    group_of,
+    layers_of,
+    order_of,
+    require_setting,
+    require_tensor,
+    settings_of,
+)
 from .zero_points import ZeroPointMatrix
 
 _CODES_OF_WORDS = 32
@@ -66,16 +74,7 @@ class _GPTQMatrix(ZeroPointMatrix):
     def order(self) -> Int[np.ndarray, " K"] | None:  # type: ignore[override]
         if self._g_idx is None:
             return None
-        groups, (_, K) = self._g_idx.read(), self.shape
-        expected = np.arange(K) // self._group
-        if np.array_equal(groups, expected):
-            return None
-        order = np.argsort(groups, kind="stable")
-        if not np.array_equal(groups[order], expected):
-            raise CheckpointFormatError(
-                f"layer {self._layer}: g_idx does not put {self._group} inputs in each group"
-            )
-        return order
+        return order_of(self._layer, self._g_idx.read(), self._group)
 
     def codes(self, start: int, stop: int) -> UInt8[np.ndarray, "R K"]:
         codes = unpack(self._qweight.columns(start, stop).T, self._bits)

@@ -46,7 +46,7 @@ def from_coded(
     """A weight of the codes, scales and minima of a checkpoint; see `Arena.pack_coded`.
 
     Args:
-        format: what `quant_format` gives, or that with quantised inputs.
+        format: what `quant_format` gives.
 
     Raises:
         ValueError: a scale is not finite.
