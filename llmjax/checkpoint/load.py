@@ -239,9 +239,9 @@ def _weight_type(
     checkpoint: Checkpoint, dtype: jnp.dtype, quantization: str | None, native: bool, kept: bool
 ) -> str:
     """See `LoadedModel`; `kept` are codes, where there are some."""
-    if quantization:
-        return f"quantised to {quantization}"
     codings = ", ".join(sorted({m.coding.name for m in checkpoint.matrices.values()}))
+    if quantization:
+        return f"{codings and f'{codings}, others '}quantised to {quantization}"
     if codings:
         return codings if kept else f"{dtype.name} from {codings}"
     return "as stored" if native and kept else dtype.name

@@ -23,7 +23,7 @@ from llmjax_kernels.weight_format import QUANTISATIONS
 from ..errors import CheckpointFormatError, ConfigError
 from ..models.config import DecoderConfig
 from .base import Checkpoint
-from .packing import check_quantization, head_path, matrices_of, rows_of
+from .packing import head_path, matrices_of, require_floats, rows_of
 from .plan import Plan, Use
 
 
@@ -56,20 +56,20 @@ class Quantiser:
         self._checkpoint, self._config, self._quantization = checkpoint, config, quantization
         self._weights: dict[str, QuantWeight] = {}
         self._head = head_path(config)
-        self.tensors = matrices_of(plan, wanted)
+        matrices = matrices_of(plan, wanted)
+        self.tensors = {name for name in matrices if self._kept(name) is not None}
         if quantization is None:
-            self.tensors = {name for name in self.tensors if self._kept(name) is not None}
             return
         if quantization in QUANTISATIONS:
             _require_library(quantization)
         else:
             ends = ("embed.weight", self._head)
-            self.tensors -= {n for n, uses in plan.items() if any(u.path in ends for u in uses)}
-        check_quantization(checkpoint, self.tensors, quantization)
+            matrices -= {n for n, uses in plan.items() if any(u.path in ends for u in uses)}
+        self.tensors |= require_floats(checkpoint, matrices, quantization)
 
     def add(self, name: str, uses: list[Use]) -> None:
-        """Quantises what one tensor fills."""
-        if self._quantization is None:
+        """Quantises what one tensor fills, or keeps its codes."""
+        if self._kept(name) is not None:
             self._keep(name, uses)
             return
         for path, rows in rows_of(self._checkpoint, self._config, name, uses):

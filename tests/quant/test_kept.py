@@ -13,11 +13,12 @@ from quant_oracles import greedy_until_close, oracle
 from llmjax import LLM, SamplingParams
 from llmjax.checkpoint import convert, load_model
 from llmjax.checkpoint.detect import open_checkpoint
-from llmjax.errors import CheckpointFormatError, ConfigError, WeightMismatchError
+from llmjax.errors import CheckpointFormatError, WeightMismatchError
 from llmjax_kernels import native, triton_call
 from llmjax_kernels.gpu import Gpu, compiling_for
 from llmjax_kernels.packed import PackedWeight
 from llmjax_kernels.quant_matmul import QuantWeight
+from llmjax_kernels.weight_format import QUANTISATIONS
 
 HALF = 2.0**-11
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
@@ -158,6 +159,17 @@ def test_greedy_tokens_are_the_peers(name):
     assert compared >= 12  # of 48
 
 
+@needs_native
+@pytest.mark.parametrize("case", ["4 bits in act-order"])
+def test_what_is_left_as_floats_can_be_quantised(folder):
+    model = load_model(folder.path, quantization="int8", page_size=16, progress=False)
+    assert model.weight_type == "GPTQ 4 bits, others quantised to int8"
+    formats = {path: w.format for path, w in leaves(model).items() if isinstance(w, PackedWeight)}
+    ends = {path: formats.pop(path) for path in ("embed.weight", "head.weight")}
+    assert set(ends.values()) == {QUANTISATIONS["int8"]}
+    assert {f.bits for f in formats.values()} == {4}
+
+
 @pytest.mark.parametrize("case", ["4 bits in act-order"])
 def test_conversion_is_exact(folder, tmp_path):
     """float32, though the embedding is stored in bfloat16."""
@@ -172,10 +184,6 @@ def test_conversion_is_exact(folder, tmp_path):
 @needs_native
 @pytest.mark.parametrize("case", ["4 bits"])
 class TestRefused:
-    def test_quantising_once_more(self, folder):
-        with pytest.raises(ConfigError, match=r"quantised already \(.*GPTQ 4 bits"):
-            load_model(folder.path, quantization="int8", page_size=16, progress=False)
-
     def test_scales_that_are_not_finite(self, folder):
         name = "model.layers.1.mlp.down_proj"
         folder.tensors[f"{name}.scales"] = folder.tensors[f"{name}.scales"].copy()
