@@ -1,6 +1,7 @@
 """Products with weights that stay quantised."""
 
 from .dispatch import format_here, quant_matmul
+from .inputs import InputFormat
 from .weight import (
     FORMATS,
     QuantFormat,
@@ -13,6 +14,7 @@ from .weight import (
 
 __all__ = [
     "FORMATS",
+    "InputFormat",
     "QuantFormat",
     "QuantWeight",
     "format_here",

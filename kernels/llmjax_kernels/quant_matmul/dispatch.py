@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 from ..gpu import target
 from . import jax_triton, reference
 from .args import QuantMatmulArgs
+from .inputs import InputFormat
 from .weight import FORMATS, QuantFormat, QuantWeight
 
 BACKENDS = (jax_triton, reference)
@@ -19,8 +20,8 @@ def quant_matmul(
 ) -> Float[Array, "*M N"]:
     """x W^T, accumulated in float32 (codes by codes of int8 in int32).
 
-    Weights are rounded to x's type before they are multiplied; with
-    `QuantFormat.quantised_inputs` x is rounded to codes instead.
+    Weights are rounded to x's type before they are multiplied, where codes are not multiplied
+    by codes; what `QuantFormat.inputs` says is done to x first.
 
     Args:
         out_dtype: of the result; by default x's.
@@ -33,7 +34,7 @@ def quant_matmul(
 
 def format_here(name: str) -> QuantFormat:
     """What a name of `FORMATS` is here: FP8 times FP8 where the GPU multiplies it."""
-    of_codes = FORMATS[name]._replace(quantised_inputs=True)
+    of_codes = FORMATS[name]._replace(inputs=InputFormat(FORMATS[name].code))
     gpu = target()
     if name == "fp8" and gpu is not None and jax_triton.multiplies_codes(of_codes, gpu):
         return of_codes
