@@ -17,12 +17,24 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+_FP4 = np.array([0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4], np.float32)
+# fmt: off
+_NF4 = np.array([
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+    -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+], np.float32)
+# fmt: on
 
 TABLES: dict[str, Float[np.ndarray, " codes"]] = {
     "e2m1": np.concatenate([_E2M1, -_E2M1]),
     "e4m3": np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32),
+    "nf4": _NF4,
+    "fp4": np.concatenate([_FP4, -_FP4]),
 }
-"""The numbers that codes stand for where these are not integers."""
+"""The numbers that codes stand for where these are not integers. "nf4" and "fp4" are those of
+bitsandbytes (csrc/kernels.cu); "e2m1" and "e4m3" of the OCP specifications."""
 
 
 class Tensor(NamedTuple):
