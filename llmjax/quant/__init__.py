@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import gptq
+from . import compressed_tensors, gptq
 from .base import CodedRows, Coding, Inputs, Matrices, QuantisedMatrix, Tensor, Tensors
 from .layers import require_setting
 
-FORMATS = {"gptq": gptq.read}
+FORMATS = {
+    "gptq": gptq.read,
+    "compressed-tensors": compressed_tensors.read,
+}
 """By `quant_method`."""
 
 

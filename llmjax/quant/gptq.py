@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from ..errors import CheckpointFormatError
 from .base import CodedRows, Coding, Matrices, QuantisedMatrix, Tensors
 from .integers import unpack
-from .layers import layers_of, require_groups, require_setting, require_tensor
+from .layers import layers_of, order_of, require_groups, require_setting, require_tensor
 
 _FLOATS = ("F16", "BF16", "F32")
 
@@ -71,16 +70,7 @@ class _GPTQMatrix(QuantisedMatrix):
     def order(self) -> Int[np.ndarray, " K"] | None:  # type: ignore[override]
         if self._g_idx is None:
             return None
-        groups, (_, K) = self._g_idx.read(), self.shape
-        expected = np.arange(K) // self._group
-        if np.array_equal(groups, expected):
-            return None
-        order = np.argsort(groups, kind="stable")
-        if not np.array_equal(groups[order], expected):
-            raise CheckpointFormatError(
-                f"layer {self._layer}: g_idx does not put {self._group} inputs in each group"
-            )
-        return order
+        return order_of(self._layer, self._g_idx.read(), self._group)
 
     def rows(self, start: int, stop: int) -> CodedRows:
         codes = unpack(self._qweight.columns(start, stop).T, self._bits)

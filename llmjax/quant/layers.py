@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import numpy as np
+from jaxtyping import Int
+
 from ..checks import shown
 from ..errors import CheckpointFormatError, UnsupportedModelError
 from .base import Tensor, Tensors
@@ -47,6 +50,23 @@ def require_groups(layer: str, K: int, group: int) -> None:
         raise CheckpointFormatError(
             f"layer {layer}: its rows of {K} are no whole groups of {group}"
         )
+
+
+def order_of(layer: str, groups: Int[np.ndarray, " K"], group: int) -> Int[np.ndarray, " K"] | None:
+    """See `QuantisedMatrix.order`, of the group of each input (act-order's g_idx).
+
+    Raises:
+        CheckpointFormatError: groups do not have as many inputs each.
+    """
+    expected = np.arange(len(groups)) // group
+    if np.array_equal(groups, expected):
+        return None
+    order = np.argsort(groups, kind="stable")
+    if not np.array_equal(groups[order], expected):
+        raise CheckpointFormatError(
+            f"layer {layer}: g_idx does not put {group} inputs in each group"
+        )
+    return order
 
 
 def require_setting(name: str, value: object, allowed: Collection[object]) -> None:
