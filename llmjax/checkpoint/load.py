@@ -39,6 +39,7 @@ from .detect import open_checkpoint
 from .packing import Packer, Packing
 from .plan import Use, plan_weights
 from .quantising import Quantiser
+from .rounding import CodeKeeper
 
 ShardingOf = Callable[[str, tuple[int, ...]], Sharding]
 """A parameter's layout, by its path and shape."""
@@ -214,6 +215,7 @@ def load_model(
         parts=parts,
         packing=packing,
         quantization=None if native else quantization,
+        round_inputs=not native and is_one,
         progress=progress,
     )
     stored = "as stored" if native and dtype == "auto" else chosen.name
@@ -332,6 +334,7 @@ def load_weights(
     parts: Partition | None = None,
     packing: Packing | None = None,
     quantization: str | None = None,
+    round_inputs: bool = False,
     progress: bool = True,
 ) -> Weights:
     """Builds each parameter straight in its (sharded) array, tensor by tensor.
@@ -341,6 +344,8 @@ def load_weights(
 
     Args:
         config: what the checkpoint has.
+        round_inputs: matrices keep their codes whose scheme has products round the other factor
+            too; else they are matrices like all others.
         parts: how it is dealt out to devices; None takes it as it is.
 
     Raises:
@@ -357,13 +362,15 @@ def load_weights(
         for path, (_, leaf) in leaves.items()
     }
     plan = plan_weights(checkpoint, config, table, stored)
-    packer: Packer | Quantiser | None = None
-    if packing or quantization:
+    packer: Packer | Quantiser | CodeKeeper | None = None
+    if packing or quantization or round_inputs:
         assert isinstance(config, DecoderConfig)
         if packing:
             packer = Packer(checkpoint, config, plan, wanted, packing)
         elif quantization:
             packer = Quantiser(checkpoint, config, plan, wanted, quantization)
+        else:
+            packer = CodeKeeper(checkpoint, config, plan, wanted)
     arrays: dict[str, jax.Array | PackedWeight | QuantWeight] = {}
     total = sum(w.size * w.dtype.itemsize for w in wanted.values())
     with tqdm(

@@ -38,6 +38,7 @@ _TYPES = FLOAT_TYPES | {
     "I64": np.dtype(np.int64),
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E8M0": np.dtype(np.uint8),
 }
 """All that quantised matrices are made of."""
 
@@ -80,7 +81,6 @@ class SafetensorsCheckpoint(FileCheckpoint):
 
     Attributes:
         config: config.json's content.
-        matrices: those that are quantised, by the names they have in `tensors`.
 
     Raises:
         CheckpointFormatError: a file is missing, truncated or something else.
@@ -141,6 +141,9 @@ class SafetensorsCheckpoint(FileCheckpoint):
         if name in self.matrices:
             return self.matrices[name].dequantise(start, stop)
         return super().read_rows(name, start, stop)
+
+    def quantised_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        return self.matrices[name].rows(start, stop).to_bytes()
 
     def _read_matrices(self) -> Matrices:
         separate = self.path / QUANTIZE_CONFIG

@@ -36,6 +36,9 @@ TABLES: dict[str, Float[np.ndarray, " codes"]] = {
 """The numbers that codes stand for where these are not integers. "nf4" and "fp4" are those of
 bitsandbytes (csrc/kernels.cu); "e2m1" and "e4m3" of the OCP specifications."""
 
+FP8_MOST = 448.0
+"""The greatest number of E4M3."""
+
 
 class Tensor(NamedTuple):
     """A tensor of a checkpoint, which is read by pieces.
@@ -97,7 +100,8 @@ class Inputs:
             greatest magnitude. Where `scales` is "e4m3", what they are multiplied by.
         zero: the zero point that goes with a static scale.
         symmetric: no zero points.
-        reach: what the greatest magnitude becomes; 0 is the greatest code.
+        reach: what the greatest magnitude becomes by a division; 0 is the greatest code, by a
+            product with its inverse.
         scales: what scales are rounded to: "float32", "e4m3" (NVFP4) or "e8m0" (MX).
         threshold: values as great are left as they are; 0 rounds all.
     """
@@ -124,6 +128,14 @@ class CodedRows(NamedTuple):
         parts = [self.scales] if self.minima is None else [self.scales, self.minima]
         floats = [np.ascontiguousarray(p, np.float32).view(np.uint8) for p in parts]
         return np.concatenate([self.codes, *floats], axis=1)
+
+    @classmethod
+    def from_bytes(cls, stored: UInt8[np.ndarray, "R bytes"], K: int, coding: Coding) -> CodedRows:
+        """Of what `to_bytes` gives for rows of K."""
+        floats = np.ascontiguousarray(stored[:, K:]).view(np.float32)
+        groups = K // coding.group
+        minima = floats[:, groups:] if coding.minima else None
+        return cls(stored[:, :K], floats[:, :groups], minima)
 
 
 class QuantisedMatrix(ABC):

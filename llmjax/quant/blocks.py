@@ -106,12 +106,12 @@ class BlockMatrix(QuantisedMatrix):
 
     coding: Coding
     shape: tuple[int, int]
-    tensors: tuple[str, ...]
     codes: Callable[[int, int], UInt8[np.ndarray, "R K"]]
     scales: Grid
     zeros: Grid | None = None
     order: Int[np.ndarray, " K"] | None = None
     inputs: Inputs | None = None
+    tensors: tuple[str, ...] = ()
 
     def rows(self, start: int, stop: int) -> CodedRows:
         codes, scales = self.codes(start, stop), self.scales.rows(start, stop)

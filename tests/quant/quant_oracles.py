@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -11,7 +12,8 @@ from flax import nnx
 
 from llmjax.checkpoint import load_model
 
-FOLDER = Path(__file__).parents[3] / "shared/oracles/quantized"
+SHARED = Path(os.environ.get("LLMJAX_SHARED", Path(__file__).parents[3] / "shared"))
+FOLDER = SHARED / "oracles/quantized"
 
 
 def oracle(name: str) -> Path:

@@ -36,7 +36,8 @@ class InputFormat(NamedTuple):
         code: of `RANGES`; "e2m1" is a float of 4 bits.
         group: consecutive inputs that share a scale; 0 for all of a row.
         reach: the code, not always one that there is, that the greatest magnitude of a group
-            would become: its scale is the magnitude over this. 0 is the greatest code.
+            becomes: values are divided by the magnitude over this. 0: they are multiplied by
+            the greatest code over the magnitude, which rounds otherwise where two are as near.
         static: scale and zero point are the weight's `static_inputs`.
         symmetric: no zero points. Dynamic ones bring the least and the greatest value of a
             group to the least and the greatest code.
@@ -96,7 +97,7 @@ def round_rows(
         values = _nearest(scaled, format.code) * scales[..., None]
     else:
         scales, zeros = (part[..., None] for part in _scales_and_zeros(groups, format, static))
-        values = (_nearest(groups / scales + zeros, format.code) - zeros) * scales
+        values = (_nearest(_over(groups, scales) + zeros, format.code) - zeros) * scales
     return _joined(values, x.shape) + kept
 
 
@@ -132,9 +133,12 @@ def _scaled(
         assert static is not None
         codes = jnp.clip(largest / most * static[0], 0, _E4M3_MOST).astype(jnp.float8_e4m3fn)
         scales = jnp.where(codes == 0, 0.125, codes.astype(jnp.float32)) / static[0]
+    elif format.reach:
+        scales = _over(largest, jnp.float32(most))
+        scales = jnp.where(scales == 0, 1.0, scales)
     else:
         return groups * jnp.where(largest > 1e-30, most / largest, 0)[..., None], largest / most
-    return groups / scales[..., None], scales
+    return _over(groups, scales[..., None]), scales
 
 
 def _scales_and_zeros(
@@ -142,12 +146,20 @@ def _scales_and_zeros(
 ) -> tuple[Float[Array, "groups R"], Float[Array, "groups R"]]:
     if format.static:
         assert static is not None
-        return tuple(jnp.broadcast_to(part, groups.shape[:2]) for part in static)
+        shape = groups.shape[:2]
+        return jnp.broadcast_to(static[0], shape), jnp.broadcast_to(static[1], shape)
     least, most = RANGES[format.code]
     low = jnp.minimum(jnp.min(groups, axis=-1), 0)
-    scales = (jnp.maximum(jnp.max(groups, axis=-1), 0) - low) / (most - least)
+    range_ = jnp.maximum(jnp.max(groups, axis=-1), 0) - low
+    scales = _over(range_, jnp.float32(most - least))
     scales = jnp.where(scales == 0, 1.0, scales)
-    return scales, jnp.round(jnp.clip(least - low / scales, least, most))
+    return scales, jnp.round(jnp.clip(least - _over(low, scales), least, most))
+
+
+def _over(x: Array, y: Array) -> Array:
+    """x / y, rounded as divisions are: XLA would multiply by an inverse where y is the same for
+    many, and values that fall between two codes would get the other one."""
+    return x / jax.lax.optimization_barrier(jnp.broadcast_to(y, x.shape))
 
 
 def _nearest(x: Array, code: str) -> Array:

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ...errors import CheckpointFormatError, UnsupportedModelError
-from ..base import Coding, Inputs, QuantisedMatrix, Tensor, Tensors
+from ..base import FP8_MOST, Coding, Inputs, QuantisedMatrix, Tensor, Tensors
 from ..blocks import (
     E8M0_TYPES,
     BlockMatrix,
@@ -57,21 +58,18 @@ def read_matrix(tensors: Tensors, layer: str, scheme: Scheme) -> QuantisedMatrix
         CheckpointFormatError: a tensor is missing, or has a wrong shape or type.
         UnsupportedModelError: the scheme asks for what is not implemented.
     """
-    fields = _READERS[scheme.format](tensors, layer, scheme.weights)
-    matrix = BlockMatrix(
-        tensors=tuple(n for n in (f"{layer}.{part}" for part in _PARTS) if n in tensors),
-        inputs=_inputs(tensors, layer, scheme.inputs, fields["shape"][1]),
-        **fields,
-    )
-    if matrix.order is not None and matrix.inputs is not None:
+    matrix = _READERS[scheme.format](tensors, layer, scheme.weights)
+    inputs = _inputs(tensors, layer, scheme.inputs, matrix.shape[1])
+    if matrix.order is not None and inputs is not None:
         raise UnsupportedModelError(
             f"layer {layer}: weights in the order of activations whose inputs are quantised too "
             "are not implemented"
         )
-    return matrix
+    names = tuple(n for n in (f"{layer}.{part}" for part in _PARTS) if n in tensors)
+    return replace(matrix, inputs=inputs, tensors=names)
 
 
-def _packed(tensors: Tensors, layer: str, args: Args) -> dict[str, Any]:
+def _packed(tensors: Tensors, layer: str, args: Args) -> BlockMatrix:
     require_setting(f"{args.where}.type", args.kind, ("int",))
     stored = require_tensor(tensors, layer, "weight_shape", (2,), ("I64", "I32")).read()
     shape = N, K = int(stored[0]), int(stored[1])
@@ -83,20 +81,18 @@ def _packed(tensors: Tensors, layer: str, args: Args) -> dict[str, Any]:
     zeros = None
     if not args.symmetric:
         zeros = _packed_zeros(tensors, layer, args.bits, scales, N)
-    return {
-        "coding": Coding(
-            f"compressed-tensors int{args.bits}",
-            args.bits,
-            scales.group,
-            zero=0 if zeros else 2 ** (args.bits - 1),
-            minima=zeros is not None,
-        ),
-        "shape": shape,
-        "codes": lambda start, stop: unpack(packed.rows(start, stop), args.bits, K),
-        "scales": scales,
-        "zeros": zeros,
-        "order": _order(tensors, layer, args, K),
-    }
+    coding = Coding(
+        f"compressed-tensors int{args.bits}",
+        args.bits,
+        scales.group,
+        zero=0 if zeros else 2 ** (args.bits - 1),
+        minima=zeros is not None,
+    )
+
+    def codes(start: int, stop: int) -> np.ndarray:
+        return unpack(packed.rows(start, stop), args.bits, K)
+
+    return BlockMatrix(coding, shape, codes, scales, zeros, _order(tensors, layer, args, K))
 
 
 def _unpacking(layer: str, packed: Tensor, bits: int, K: int) -> Callable[..., np.ndarray]:
@@ -135,7 +131,7 @@ def _order(tensors: Tensors, layer: str, args: Args, K: int) -> np.ndarray | Non
     return None if (groups == -1).all() else order_of(layer, groups, args.group)
 
 
-def _plain(tensors: Tensors, layer: str, args: Args) -> dict[str, Any]:
+def _plain(tensors: Tensors, layer: str, args: Args) -> BlockMatrix:
     """One code a byte."""
     floats = args.kind == "float"
     if floats:
@@ -165,32 +161,22 @@ def _plain(tensors: Tensors, layer: str, args: Args) -> dict[str, Any]:
         minima=zeros is not None,
         table="e4m3" if floats else None,
     )
-    return {
-        "coding": coding,
-        "shape": shape,
-        "codes": bytes_of(weight, flip=0 if floats else 128),
-        "scales": scales,
-        "zeros": zeros,
-        "order": _order(tensors, layer, args, shape[1]),
-    }
+    codes = bytes_of(weight, flip=0 if floats else 128)
+    return BlockMatrix(coding, shape, codes, scales, zeros, _order(tensors, layer, args, shape[1]))
 
 
-def _nvfp4(tensors: Tensors, layer: str, args: Args) -> dict[str, Any]:
+def _nvfp4(tensors: Tensors, layer: str, args: Args) -> BlockMatrix:
     whole = require_scalar(tensors, layer, "weight_global_scale")
     if not whole > 0:
         raise CheckpointFormatError(f"layer {layer}: weight_global_scale is {whole}")
-    # As the peer computes it: of a float32 division.
-    return _fp4(
-        tensors,
-        layer,
-        args,
-        16,
-        ("F8_E4M3",),
-        lambda scales: scales.astype(np.float32) / np.float32(whole),
-    )
+
+    def convert(scales: np.ndarray) -> np.ndarray:
+        return scales.astype(np.float32) / np.float32(whole)
+
+    return _fp4(tensors, layer, args, 16, ("F8_E4M3",), convert)
 
 
-def _mxfp4(tensors: Tensors, layer: str, args: Args) -> dict[str, Any]:
+def _mxfp4(tensors: Tensors, layer: str, args: Args) -> BlockMatrix:
     return _fp4(tensors, layer, args, 32, E8M0_TYPES, powers_of_two)
 
 
@@ -201,7 +187,7 @@ def _fp4(
     group: int,
     types: tuple[str, ...],
     convert: Callable[[np.ndarray], np.ndarray],
-) -> dict[str, Any]:
+) -> BlockMatrix:
     require_setting(f"{args.where}.type", args.kind, ("float",))
     require_setting(f"{args.where}.num_bits", args.bits, (4,))
     require_setting(f"{args.where}.group_size", args.group, (group,))
@@ -209,25 +195,17 @@ def _fp4(
     shape = (packed.shape[0], packed.shape[1] * 2)
     scales = _grid(tensors, layer, "weight_scale", args, shape, types, convert)
     name = "compressed-tensors " + ("nvfp4" if group == 16 else "mxfp4")
-    return {
-        "coding": Coding(name, 4, scales.group, table="e2m1"),
-        "shape": shape,
-        "codes": lambda start, stop: nibbles(packed.rows(start, stop)),
-        "scales": scales,
-    }
+    coding = Coding(name, 4, scales.group, table="e2m1")
+    return BlockMatrix(coding, shape, lambda i, j: nibbles(packed.rows(i, j)), scales)
 
 
-def _mxfp8(tensors: Tensors, layer: str, args: Args) -> dict[str, Any]:
+def _mxfp8(tensors: Tensors, layer: str, args: Args) -> BlockMatrix:
     require_setting(f"{args.where}.group_size", args.group, (32,))
     weight = require_tensor(tensors, layer, "weight", (None, None), ("F8_E4M3",))
     shape = (weight.shape[0], weight.shape[1])
     scales = _grid(tensors, layer, "weight_scale", args, shape, E8M0_TYPES, powers_of_two)
-    return {
-        "coding": Coding("compressed-tensors mxfp8", 8, scales.group, table="e4m3"),
-        "shape": shape,
-        "codes": bytes_of(weight),
-        "scales": scales,
-    }
+    coding = Coding("compressed-tensors mxfp8", 8, scales.group, table="e4m3")
+    return BlockMatrix(coding, shape, bytes_of(weight), scales)
 
 
 _READERS = {
@@ -279,7 +257,7 @@ def _inputs(tensors: Tensors, layer: str, args: Args | None, K: int) -> Inputs |
         require_setting(f"{args.where}.symmetric", args.symmetric, (True,))
     code = _INPUT_CODES[args.kind, args.bits]
     # The peer divides the range of integers evenly, so that the greatest falls between codes.
-    reach = (2**args.bits - 1) / 2 if args.kind == "int" and args.symmetric else 0.0
+    reach = (2**args.bits - 1) / 2 if args.kind == "int" else FP8_MOST
     if args.dynamic is False:
         require_setting(f"static {args.where}.strategy", args.strategy, ("tensor",))
         scale, zero = require_scalar(tensors, layer, "input_scale"), 0.0
