@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import compressed_tensors, gptq
+from . import bitsandbytes, compressed_tensors, fp8, gptq, modelopt, mxfp4
 from .base import CodedRows, Coding, Inputs, Matrices, QuantisedMatrix, Tensor, Tensors
 from .layers import require_setting
 
 FORMATS = {
     "gptq": gptq.read,
     "compressed-tensors": compressed_tensors.read,
+    "fp8": fp8.read,
+    "modelopt": modelopt.read,
+    "bitsandbytes": bitsandbytes.read,
+    "mxfp4": mxfp4.read,
 }
 """By `quant_method`."""
 
