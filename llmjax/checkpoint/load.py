@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,9 +20,10 @@ from llmjax_kernels.kv_format import KV_FORMATS, KVFormat
 from llmjax_kernels.native import available as native_available
 from llmjax_kernels.native.blocks import supports as native_supports
 from llmjax_kernels.native.blocks import unpack
-from llmjax_kernels.packed import QUANTISATIONS, PackedWeight
+from llmjax_kernels.packed import PackedWeight
 from llmjax_kernels.quant_matmul import QuantWeight
 from llmjax_kernels.triton_call import available as triton_available
+from llmjax_kernels.weight_format import QUANTISATIONS
 
 from ..config import check_weight_types
 from ..errors import ConfigError
@@ -39,7 +41,8 @@ from .detect import open_checkpoint
 from .packing import Packer, Packing
 from .plan import Use, plan_weights
 from .quantising import Quantiser
-from .rounding import CodeKeeper
+
+log = logging.getLogger(__name__)
 
 ShardingOf = Callable[[str, tuple[int, ...]], Sharding]
 """A parameter's layout, by its path and shape."""
@@ -195,6 +198,11 @@ def load_model(
         chosen, packing = plain_dtype(dtype, checkpoint, table), None
         if quantization and chosen.itemsize > 2:
             chosen = jnp.dtype(jnp.bfloat16)  # of activations
+    keep_codes = dtype == "auto" and (native or (is_one and triton_available()))
+    round_inputs = not native and is_one and not quantization
+    rounded = any(m.inputs is not None for m in checkpoint.matrices.values())
+    if rounded and not is_one:
+        log.warning("%s rounds activations; on several devices they stay as they are", path)
 
     places = stages or (Place(jax.local_devices()[0], mesh),)
     layers = stage_layers(config.num_layers, len(places), config.head_in_layers)
@@ -215,10 +223,10 @@ def load_model(
         parts=parts,
         packing=packing,
         quantization=None if native else quantization,
-        round_inputs=not native and is_one,
+        keep_codes=keep_codes,
+        round_inputs=round_inputs,
         progress=progress,
     )
-    stored = "as stored" if native and dtype == "auto" else chosen.name
     model = LoadedModel(
         config=divided,
         mesh=mesh,
@@ -227,12 +235,26 @@ def load_model(
         dtype=chosen,
         # Keys and values of a model that is itself in 16 bits or fewer lose nothing by that.
         kv_format=KV_FORMATS["bfloat16" if native and dtype != "float32" else chosen.name],
-        weight_type=f"quantised to {quantization}" if quantization else stored,
+        weight_type=_weight_type(
+            checkpoint, chosen, quantization, native, keep_codes or (round_inputs and rounded)
+        ),
         native=native,
         tokenizer=text.tokenizer,
         generation_defaults=text.generation_defaults,
     )
     return model if len(places) == 1 else replace(model, stages=cut(model, places, layers))
+
+
+def _weight_type(
+    checkpoint: Checkpoint, dtype: jnp.dtype, quantization: str | None, native: bool, kept: bool
+) -> str:
+    """See `LoadedModel`; `kept` are codes, where there are some."""
+    if quantization:
+        return f"quantised to {quantization}"
+    codings = ", ".join(sorted({m.coding.name for m in checkpoint.matrices.values()}))
+    if codings:
+        return codings if kept else f"{dtype.name} from {codings}"
+    return "as stored" if native and kept else dtype.name
 
 
 def cut(
@@ -334,6 +356,7 @@ def load_weights(
     parts: Partition | None = None,
     packing: Packing | None = None,
     quantization: str | None = None,
+    keep_codes: bool = False,
     round_inputs: bool = False,
     progress: bool = True,
 ) -> Weights:
@@ -344,8 +367,9 @@ def load_weights(
 
     Args:
         config: what the checkpoint has.
-        round_inputs: matrices keep their codes whose scheme has products round the other factor
-            too; else they are matrices like all others.
+        keep_codes: what is quantised already stays so for GPUs.
+        round_inputs: so do matrices whose scheme has the other factor of products rounded too,
+            for any device.
         parts: how it is dealt out to devices; None takes it as it is.
 
     Raises:
@@ -362,15 +386,15 @@ def load_weights(
         for path, (_, leaf) in leaves.items()
     }
     plan = plan_weights(checkpoint, config, table, stored)
-    packer: Packer | Quantiser | CodeKeeper | None = None
-    if packing or quantization or round_inputs:
+    packer: Packer | Quantiser | None = None
+    if packing:
         assert isinstance(config, DecoderConfig)
-        if packing:
-            packer = Packer(checkpoint, config, plan, wanted, packing)
-        elif quantization:
-            packer = Quantiser(checkpoint, config, plan, wanted, quantization)
-        else:
-            packer = CodeKeeper(checkpoint, config, plan, wanted)
+        packer = Packer(checkpoint, config, plan, wanted, packing)
+    elif quantization or keep_codes or round_inputs:
+        assert isinstance(config, DecoderConfig)
+        packer = Quantiser(
+            checkpoint, config, plan, wanted, quantization, only_rounded=not keep_codes
+        )
     arrays: dict[str, jax.Array | PackedWeight | QuantWeight] = {}
     total = sum(w.size * w.dtype.itemsize for w in wanted.values())
     with tqdm(

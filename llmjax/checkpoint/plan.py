@@ -85,7 +85,7 @@ def _unexpected(
     """Tensors without a use that are no known extras; logs those that are."""
     used = plan.keys() | set(ROPE_TENSORS)
     unused = [name for name in checkpoint.tensors if name not in used]
-    skipped = [name for name in unused if _KNOWN_EXTRAS.search(name)]
+    skipped = [n for n in unused if _KNOWN_EXTRAS.search(n) or _is_zero_bias(checkpoint, n)]
     if isinstance(config, DecoderConfig) and config.tie_embeddings:
         heads = [n for n in unused if re.search(r"(^|\.)lm_head\.weight$", n)]
         for name in heads:
@@ -95,6 +95,12 @@ def _unexpected(
         more = ", ..." if len(skipped) > 5 else ""
         log.info("skipping %d tensors: %s%s", len(skipped), ", ".join(skipped[:5]), more)
     return [name for name in unused if name not in skipped]
+
+
+def _is_zero_bias(checkpoint: Checkpoint, name: str) -> bool:
+    """AutoGPTQ gives every layer a bias, also where the model has none."""
+    one_dimensional = len(checkpoint.tensors[name].shape) == 1
+    return name.endswith(".bias") and one_dimensional and not checkpoint.read(name).any()
 
 
 def _warn_if_untied(checkpoint: Checkpoint, head: str, embed: str) -> None:

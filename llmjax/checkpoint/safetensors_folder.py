@@ -27,7 +27,9 @@ from .json_file import read_json
 _MAX_HEADER = 100_000_000  # as the format's own reader
 CONFIG = "config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-QUANTIZE_CONFIG = "quantize_config.json"
+SEPARATE_SETTINGS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""Files that say how a folder is quantised where config.json does not: AutoGPTQ's and AutoAWQ's,
+which name no method."""
 
 _TYPES = FLOAT_TYPES | {
     "BOOL": np.dtype(np.uint8),
@@ -145,12 +147,15 @@ class SafetensorsCheckpoint(FileCheckpoint):
     def quantised_rows(self, name: str, start: int, stop: int) -> np.ndarray:
         return self.matrices[name].rows(start, stop).to_bytes()
 
+    def block_rows(self, name: str) -> int:
+        # Codes may lie along the outputs: few rows are read by many small pieces.
+        return super().block_rows(name) * (4 if name in self.matrices else 1)
+
     def _read_matrices(self) -> Matrices:
-        separate = self.path / QUANTIZE_CONFIG
         settings = self.config.get("quantization_config")
-        if not settings and separate.exists():
-            # AutoGPTQ's own, which names no method.
-            settings = {"quant_method": "gptq"} | read_json(separate)
+        for name, method in SEPARATE_SETTINGS.items():
+            if not settings and (self.path / name).exists():
+                settings = {"quant_method": method} | read_json(self.path / name)
         if not settings:
             return {}
         tensors = {name: self._tensor(name) for name in self._stored}

@@ -9,12 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import bitsandbytes, compressed_tensors, fp8, gptq, modelopt, mxfp4
+from . import (
+    auto_round,
+    awq,
+    bitsandbytes,
+    compressed_tensors,
+    fp8,
+    gptq,
+    modelopt,
+    mxfp4,
+)
 from .base import CodedRows, Coding, Inputs, Matrices, QuantisedMatrix, Tensor, Tensors
 from .layers import require_setting
 
 FORMATS = {
     "gptq": gptq.read,
+    "awq": awq.read,
+    "auto-round": auto_round.read,
     "compressed-tensors": compressed_tensors.read,
     "fp8": fp8.read,
     "modelopt": modelopt.read,

@@ -129,14 +129,6 @@ class CodedRows(NamedTuple):
         floats = [np.ascontiguousarray(p, np.float32).view(np.uint8) for p in parts]
         return np.concatenate([self.codes, *floats], axis=1)
 
-    @classmethod
-    def from_bytes(cls, stored: UInt8[np.ndarray, "R bytes"], K: int, coding: Coding) -> CodedRows:
-        """Of what `to_bytes` gives for rows of K."""
-        floats = np.ascontiguousarray(stored[:, K:]).view(np.float32)
-        groups = K // coding.group
-        minima = floats[:, groups:] if coding.minima else None
-        return cls(stored[:, :K], floats[:, :groups], minima)
-
 
 class QuantisedMatrix(ABC):
     """A matrix [N, K] of a checkpoint that stays unread until rows are asked for.

@@ -10,9 +10,8 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from .base import CodedRows, Coding, Inputs, QuantisedMatrix, Tensor, Tensors
-from .layers import require_tensor
+from .layers import FLOATS, require_tensor
 
-SCALE_TYPES = ("F16", "BF16", "F32")
 E8M0_TYPES = ("U8", "F8_E8M0")
 """An exponent a scale; its bias is 127."""
 
@@ -50,7 +49,7 @@ def require_grid(
     part: str,
     shape: tuple[int, int],
     block: tuple[int, int],
-    types: Collection[str] = SCALE_TYPES,
+    types: Collection[str] = FLOATS,
     convert: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> Grid:
     """The numbers of a layer's blocks.
@@ -82,7 +81,7 @@ def require_scalar(tensors: Tensors, layer: str, part: str) -> float:
     """A number of a layer, as a tensor of one element; raises as `require_grid`."""
     stored = tensors.get(f"{layer}.{part}")
     shape = stored.shape if stored is not None and set(stored.shape) <= {1} else (1,)
-    return float(require_tensor(tensors, layer, part, shape, SCALE_TYPES).read().reshape(()))
+    return float(require_tensor(tensors, layer, part, shape, FLOATS).read().reshape(()))
 
 
 def powers_of_two(exponents: np.ndarray) -> Float[np.ndarray, ...]:

@@ -20,7 +20,6 @@ from ..errors import CheckpointFormatError
 from .base import FP8_MOST, Coding, Inputs, Matrices, Tensors
 from .blocks import (
     E8M0_TYPES,
-    SCALE_TYPES,
     BlockMatrix,
     Grid,
     bytes_of,
@@ -44,11 +43,11 @@ def read(settings: Mapping[str, Any], tensors: Tensors) -> Matrices:
     block = _block(settings.get("weight_block_size"))
     return {
         f"{layer}.weight": _matrix(tensors, layer, block, scheme == "static")
-        for layer in fp8_layers(tensors)
+        for layer in _layers(tensors)
     }
 
 
-def fp8_layers(tensors: Tensors) -> list[str]:
+def _layers(tensors: Tensors) -> list[str]:
     """The layers whose weights are FP8, and those that only have a scale."""
     coded = {n.removesuffix(".weight") for n, t in tensors.items() if t.type_name == _FP8}
     scaled = {n.removesuffix(f".{part}") for n in tensors for part in _SCALES if _ends(n, part)}
@@ -104,4 +103,4 @@ def _scales(
         block = (1 if by_row and shape[0] > 1 else shape[0], shape[1])
     if powers:
         return require_grid(tensors, layer, part, shape, block, E8M0_TYPES, powers_of_two)
-    return require_grid(tensors, layer, part, shape, block, SCALE_TYPES)
+    return require_grid(tensors, layer, part, shape, block)

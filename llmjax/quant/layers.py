@@ -1,8 +1,10 @@
-"""The tensors of a format, layer by layer, and what must be true of them."""
+"""The tensors and settings of a format, layer by layer, and what must be true of them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -11,10 +13,30 @@ from ..checks import shown
 from ..errors import CheckpointFormatError, UnsupportedModelError
 from .base import Tensor, Tensors
 
+FLOATS = ("F16", "BF16", "F32")
+"""Types of scales."""
+
 
 def layers_of(tensors: Tensors, part: str) -> list[str]:
     """The layers that have a tensor of this name."""
     return [name.removesuffix(f".{part}") for name in tensors if name.endswith(f".{part}")]
+
+
+def settings_of(layer: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of one layer, where the checkpoint's have exceptions.
+
+    GPTQModel's "dynamic" is by expressions that match from the start of a name, the first that
+    does; behind "-:" are layers that stay floats. AutoRound's "extra_config" is by names, or by
+    expressions for whole names.
+    """
+    for expression, changes in (settings.get("dynamic") or {}).items():
+        if re.match(expression.removeprefix("+:").removeprefix("-:"), layer):
+            return settings if expression.startswith("-:") else {**settings, **changes}
+    exceptions = settings.get("extra_config") or {}
+    for expression, changes in exceptions.items():
+        if layer == expression or (layer not in exceptions and re.fullmatch(expression, layer)):
+            return {**settings, **changes}
+    return settings
 
 
 def require_tensor(
@@ -42,6 +64,22 @@ def require_tensor(
             f"expected {' or '.join(types)} [{wanted}]"
         )
     return tensor
+
+
+def group_of(layer: str, settings: Mapping[str, Any], K: int) -> int:
+    """The `group_size` of a layer with K inputs, of which -1 is all.
+
+    Raises:
+        CheckpointFormatError: it is no such number, or does not divide K.
+    """
+    group = settings.get("group_size", -1)
+    if type(group) is not int or group < -1:
+        raise CheckpointFormatError(
+            f"layer {layer}: group_size is {shown(group)}, expected -1 or a count of inputs"
+        )
+    group = K if group == -1 else group
+    require_groups(layer, K, group)
+    return group
 
 
 def require_groups(layer: str, K: int, group: int) -> None:

@@ -87,6 +87,7 @@ class QuantWeight:
         shape: (N, K).
         exponent: every value is multiplied by 2 to this power, which brings small scales into
             float16's range.
+        order: the input that is at each place of `codes`; None has them as they are.
         static_inputs: scale and zero point of the inputs, where these need them (of NVFP4, what
             scales are multiplied by before they are rounded, and nothing).
     """
@@ -96,6 +97,7 @@ class QuantWeight:
     shape: tuple[int, int] = field(metadata={"static": True})
     format: QuantFormat = field(metadata={"static": True})
     exponent: int = field(default=0, metadata={"static": True})
+    order: Int[Array, " K"] | None = None
     static_inputs: Float[Array, " 2"] | None = None
 
     @property
@@ -117,7 +119,10 @@ def _values(weight: QuantWeight, codes: Array, scales: Array) -> Array:
     if format.minima:
         values += scales[1, :, :, None].astype(jnp.float32)
     values = jnp.swapaxes(values, 0, 1).reshape(codes.shape[1], -1)[:, : weight.shape[1]]
-    return values * jnp.float32(2.0**weight.exponent)
+    values *= jnp.float32(2.0**weight.exponent)
+    if weight.order is None:
+        return values
+    return jnp.zeros_like(values).at[:, weight.order].set(values)
 
 
 def numbers(
@@ -168,7 +173,7 @@ def make_weight(
         codes = jnp.pad(codes, ((0, 0), (0, 0), (0, codes.shape[2] % 2)))
         codes = codes[:, :, ::2] | codes[:, :, 1::2] << 4
     scales = jnp.stack(parts).astype(format.scale_dtype)
-    return QuantWeight(codes, scales, (N, K), format, exponent, static_inputs)
+    return QuantWeight(codes, scales, (N, K), format, exponent, static_inputs=static_inputs)
 
 
 def weight_shapes(N: int, K: int, format: QuantFormat) -> QuantWeight:
