@@ -234,7 +234,9 @@ def load_model(
         state=weights.state,
         dtype=chosen,
         # Keys and values of a model that is itself in 16 bits or fewer lose nothing by that.
-        kv_format=KV_FORMATS["bfloat16" if native and dtype != "float32" else chosen.name],
+        kv_format=KV_FORMATS[
+            checkpoint.kv_code or ("bfloat16" if native and dtype != "float32" else chosen.name)
+        ],
         weight_type=_weight_type(
             checkpoint, chosen, quantization, native, keep_codes or (round_inputs and rounded)
         ),
