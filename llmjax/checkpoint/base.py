@@ -53,11 +53,13 @@ class Checkpoint(ABC):
         path: the file or folder.
         tensors: what it holds, by the checkpoint's names.
         matrices: those of them that are quantised, of a format of `llmjax.quant`.
+        kv_code: what it asks keys and values to be kept as ("fp8_e4m3" or "int8"), if it does.
     """
 
     path: Path
     tensors: Mapping[str, TensorInfo]
     matrices: Mapping[str, QuantisedMatrix] = MappingProxyType({})
+    kv_code: str | None = None
 
     @property
     @abstractmethod

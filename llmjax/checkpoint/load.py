@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,6 +41,8 @@ from .detect import open_checkpoint
 from .packing import Packer, Packing
 from .plan import Use, plan_weights
 from .quantising import Quantiser
+
+log = logging.getLogger(__name__)
 
 ShardingOf = Callable[[str, tuple[int, ...]], Sharding]
 """A parameter's layout, by its path and shape."""
@@ -196,6 +199,10 @@ def load_model(
         if quantization and chosen.itemsize > 2:
             chosen = jnp.dtype(jnp.bfloat16)  # of activations
     keep_codes = dtype == "auto" and (native or (is_one and triton_available()))
+    round_inputs = not native and is_one and not quantization
+    rounded = any(m.inputs is not None for m in checkpoint.matrices.values())
+    if rounded and not is_one:
+        log.warning("%s rounds activations; on several devices they stay as they are", path)
 
     places = stages or (Place(jax.local_devices()[0], mesh),)
     layers = stage_layers(config.num_layers, len(places), config.head_in_layers)
@@ -217,6 +224,7 @@ def load_model(
         packing=packing,
         quantization=None if native else quantization,
         keep_codes=keep_codes,
+        round_inputs=round_inputs,
         progress=progress,
     )
     model = LoadedModel(
@@ -226,8 +234,12 @@ def load_model(
         state=weights.state,
         dtype=chosen,
         # Keys and values of a model that is itself in 16 bits or fewer lose nothing by that.
-        kv_format=KV_FORMATS["bfloat16" if native and dtype != "float32" else chosen.name],
-        weight_type=_weight_type(checkpoint, chosen, quantization, native, keep_codes),
+        kv_format=KV_FORMATS[
+            checkpoint.kv_code or ("bfloat16" if native and dtype != "float32" else chosen.name)
+        ],
+        weight_type=_weight_type(
+            checkpoint, chosen, quantization, native, keep_codes or (round_inputs and rounded)
+        ),
         native=native,
         tokenizer=text.tokenizer,
         generation_defaults=text.generation_defaults,
@@ -347,6 +359,7 @@ def load_weights(
     packing: Packing | None = None,
     quantization: str | None = None,
     keep_codes: bool = False,
+    round_inputs: bool = False,
     progress: bool = True,
 ) -> Weights:
     """Builds each parameter straight in its (sharded) array, tensor by tensor.
@@ -357,6 +370,8 @@ def load_weights(
     Args:
         config: what the checkpoint has.
         keep_codes: what is quantised already stays so for GPUs.
+        round_inputs: so do matrices whose scheme has the other factor of products rounded too,
+            for any device.
         parts: how it is dealt out to devices; None takes it as it is.
 
     Raises:
@@ -377,9 +392,11 @@ def load_weights(
     if packing:
         assert isinstance(config, DecoderConfig)
         packer = Packer(checkpoint, config, plan, wanted, packing)
-    elif quantization or keep_codes:
+    elif quantization or keep_codes or round_inputs:
         assert isinstance(config, DecoderConfig)
-        packer = Quantiser(checkpoint, config, plan, wanted, quantization)
+        packer = Quantiser(
+            checkpoint, config, plan, wanted, quantization, only_rounded=not keep_codes
+        )
     arrays: dict[str, jax.Array | PackedWeight | QuantWeight] = {}
     total = sum(w.size * w.dtype.itemsize for w in wanted.values())
     with tqdm(

@@ -26,8 +26,10 @@ _KNOWN_EXTRAS = re.compile(
     r"rotary_emb\.inv_freq$|\.attn_rot_embd\b"
     r"|(^|\.)(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|mtp|nextn)\."
     r"|^(v|a|mm)\."
+    r"|(^|\.)(k|v|kv)_(scale|zero_point)$|\.[kv]_proj\.output_scale$"
 )
-"""Buffers that configuration replaces, and towers beside the decoder."""
+"""Buffers that configuration replaces, towers beside the decoder, and scales of quantised keys and
+values: pages in 8 bits have one for each token and head."""
 
 
 class Use(NamedTuple):

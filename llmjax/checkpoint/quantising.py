@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from llmjax_kernels.native import library
 from llmjax_kernels.packed import Arena, Rows
 from llmjax_kernels.quant_matmul import (
+    InputFormat,
     QuantFormat,
     QuantWeight,
     format_here,
@@ -20,8 +21,9 @@ from llmjax_kernels.quant_matmul import (
 )
 from llmjax_kernels.weight_format import QUANTISATIONS
 
-from ..errors import CheckpointFormatError, ConfigError
+from ..errors import CheckpointFormatError, ConfigError, UnsupportedModelError
 from ..models.config import DecoderConfig
+from ..quant import Inputs
 from .base import Checkpoint
 from .packing import head_path, matrices_of, require_floats, rows_of
 from .plan import Plan, Use
@@ -36,7 +38,8 @@ class Quantiser:
     Args:
         plan: the tensors to read.
         wanted: the decoder's parameters, by path.
-        quantization: "int8", "int4" or "fp8"; None takes what is quantised already.
+        quantization: "int8", "int4" or "fp8" of what is stored as floats; None leaves those.
+        only_rounded: codes are kept only where a scheme rounds inputs too.
 
     Attributes:
         tensors: that it takes.
@@ -52,12 +55,14 @@ class Quantiser:
         plan: Plan,
         wanted: Mapping[str, jax.ShapeDtypeStruct],
         quantization: str | None,
+        *,
+        only_rounded: bool = False,
     ):
         self._checkpoint, self._config, self._quantization = checkpoint, config, quantization
         self._weights: dict[str, QuantWeight] = {}
         self._head = head_path(config)
         matrices = matrices_of(plan, wanted)
-        self.tensors = {name for name in matrices if self._kept(name) is not None}
+        self.tensors = {name for name in matrices if self._keeps(name, only_rounded)}
         if quantization is None:
             return
         if quantization in QUANTISATIONS:
@@ -69,7 +74,7 @@ class Quantiser:
 
     def add(self, name: str, uses: list[Use]) -> None:
         """Quantises what one tensor fills, or keeps its codes."""
-        if self._kept(name) is not None:
+        if name in self._checkpoint.matrices:
             self._keep(name, uses)
             return
         for path, rows in rows_of(self._checkpoint, self._config, name, uses):
@@ -83,12 +88,28 @@ class Quantiser:
         """All weights, by path."""
         return self._weights
 
-    def _kept(self, name: str) -> QuantFormat | None:
-        """How a tensor's codes stay as they are; None where they do not, or it has none."""
+    def _keeps(self, name: str, only_rounded: bool) -> bool:
         matrix = self._checkpoint.matrices.get(name)
-        if matrix is None or matrix.inputs is not None:
-            return None
-        return quant_format(matrix.coding, matrix.shape[1])
+        if matrix is None or (only_rounded and matrix.inputs is None):
+            return False
+        return self._kept(name) is not None
+
+    def _kept(self, name: str) -> QuantFormat | None:
+        """How a matrix keeps its codes; None where it does not.
+
+        Raises:
+            UnsupportedModelError: inputs are to be rounded, and no product takes its groups.
+        """
+        matrix = self._checkpoint.matrices[name]
+        format = quant_format(matrix.coding, matrix.shape[1])
+        if matrix.inputs is None:
+            return format
+        if format is None:
+            raise UnsupportedModelError(
+                f"{name} ({matrix.coding.name}): products that round their inputs take groups of "
+                f"multiples of 16 weights, and these have {matrix.coding.group}"
+            )
+        return format._replace(inputs=_input_format(matrix.inputs))
 
     def _keep(self, name: str, uses: list[Use]) -> None:
         matrix, format = self._checkpoint.matrices[name], self._kept(name)
@@ -96,7 +117,9 @@ class Quantiser:
         K = matrix.shape[1]
         for path, rows in rows_of(self._checkpoint, self._config, name, uses, as_stored=True):
             try:
-                weight = from_coded(rows[:], K, matrix.coding, format, matrix.order)
+                weight = from_coded(
+                    rows[:], K, matrix.coding, format, matrix.order, _static(matrix.inputs)
+                )
             except ValueError as error:
                 raise CheckpointFormatError(f"{name} is damaged: {error}") from error
             self._weights[path] = jax.block_until_ready(weight)
@@ -110,6 +133,26 @@ class Quantiser:
         [packed] = arena.to_device({path: arena.quantise(rows, K, name)}).values()
         # One at a time: what is packed stays on the device until it has been laid out anew.
         return jax.block_until_ready(from_packed(packed))
+
+
+def _input_format(inputs: Inputs) -> InputFormat:
+    """How kernels call it."""
+    return InputFormat(
+        inputs.code,
+        inputs.group,
+        inputs.reach,
+        inputs.scale is not None and inputs.scales == "float32",
+        inputs.symmetric,
+        inputs.scales,
+        inputs.threshold,
+    )
+
+
+def _static(inputs: Inputs | None) -> jax.Array | None:
+    """`QuantWeight.static_inputs`."""
+    if inputs is None or inputs.scale is None:
+        return None
+    return jnp.asarray([inputs.scale, inputs.zero], jnp.float32)
 
 
 def _rounded(values: jax.Array, format: QuantFormat) -> QuantWeight:

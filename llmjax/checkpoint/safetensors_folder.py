@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from ..errors import CheckpointFormatError
 from ..models import DecoderConfig, EncoderConfig
 from ..models.weights import WeightTable
-from ..quant import Matrices, Tensor, read_matrices
+from ..quant import Matrices, Tensor, read_kv_code, read_matrices
 from .architecture import architecture_from_hf, fitted
 from .base import FLOAT_TYPES, TensorInfo
 from .data_file import DataFile, FileCheckpoint, StoredTensor
@@ -27,9 +28,15 @@ from .json_file import read_json
 _MAX_HEADER = 100_000_000  # as the format's own reader
 CONFIG = "config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-SEPARATE_SETTINGS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
-"""Files that say how a folder is quantised where config.json does not: AutoGPTQ's and AutoAWQ's,
-which name no method."""
+SETTINGS = ("quantization_config", "compression_config")
+"""What config.json calls what it says of how a folder is quantised, now and before."""
+SEPARATE_SETTINGS = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
+"""Files that say it where config.json does not: AutoGPTQ's, AutoAWQ's and ModelOpt's, which name no
+method."""
 
 _TYPES = FLOAT_TYPES | {
     "BOOL": np.dtype(np.uint8),
@@ -40,6 +47,7 @@ _TYPES = FLOAT_TYPES | {
     "I64": np.dtype(np.int64),
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E8M0": np.dtype(np.uint8),
 }
 """All that quantised matrices are made of."""
 
@@ -150,14 +158,24 @@ class SafetensorsCheckpoint(FileCheckpoint):
         # Codes may lie along the outputs: few rows are read by many small pieces.
         return super().block_rows(name) * (4 if name in self.matrices else 1)
 
-    def _read_matrices(self) -> Matrices:
-        settings = self.config.get("quantization_config")
+    def _quantisation(self) -> Mapping[str, Any]:
+        """What the folder says of how it is quantised; empty where it is not."""
+        for config in (self.config, self.config.get("text_config") or {}):
+            for key in SETTINGS:
+                if config.get(key):
+                    return config[key]
         for name, method in SEPARATE_SETTINGS.items():
-            if not settings and (self.path / name).exists():
-                settings = {"quant_method": method} | read_json(self.path / name)
+            if (self.path / name).exists():
+                found = read_json(self.path / name)
+                return {"quant_method": method} | found | found.get("quantization", {})
+        return {}
+
+    def _read_matrices(self) -> Matrices:
+        settings = self._quantisation()
         if not settings:
             return {}
         tensors = {name: self._tensor(name) for name in self._stored}
+        self.kv_code = read_kv_code(settings)
         return read_matrices(settings, tensors)
 
     def _tensor(self, name: str) -> Tensor:

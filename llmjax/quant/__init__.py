@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from . import auto_round, awq, gptq
+from . import (
+    auto_round,
+    awq,
+    bitsandbytes,
+    compressed_tensors,
+    fp8,
+    gptq,
+    modelopt,
+    mxfp4,
+)
 from .base import CodedRows, Coding, Inputs, Matrices, QuantisedMatrix, Tensor, Tensors
 from .layers import require_setting
 
@@ -17,6 +26,11 @@ FORMATS = {
     "gptq": gptq.read,
     "awq": awq.read,
     "auto-round": auto_round.read,
+    "compressed-tensors": compressed_tensors.read,
+    "fp8": fp8.read,
+    "modelopt": modelopt.read,
+    "bitsandbytes": bitsandbytes.read,
+    "mxfp4": mxfp4.read,
 }
 """By `quant_method`."""
 
@@ -37,6 +51,32 @@ def read_matrices(settings: Mapping[str, Any], tensors: Tensors) -> Matrices:
     return FORMATS[str(method)](settings, tensors)
 
 
+def read_kv_code(settings: Mapping[str, Any]) -> str | None:
+    """What a checkpoint asks keys and values to be kept as: "fp8_e4m3", "int8", or nothing.
+
+    Scales that go with it are not read: pages in 8 bits have their own for each token and head
+    (`llmjax_kernels.kv_format`), which are finer.
+
+    Raises:
+        UnsupportedModelError: it asks for something else.
+    """
+    scheme = settings.get("kv_cache_scheme") or settings.get("kv_cache_quant_algo")
+    if isinstance(scheme, Mapping):
+        scheme = (scheme.get("type"), scheme.get("num_bits"))
+    require_setting("kv_cache_scheme", scheme, tuple(_KV_CODES))
+    return _KV_CODES[scheme]
+
+
+_KV_CODES = {
+    None: None,
+    ("float", 8): "fp8_e4m3",
+    ("int", 8): "int8",
+    "static": "fp8_e4m3",  # AutoFP8's
+    "FP8": "fp8_e4m3",  # ModelOpt's
+    "INT8": "int8",
+}
+
+
 __all__ = [
     "CodedRows",
     "Coding",
@@ -44,5 +84,6 @@ __all__ = [
     "Matrices",
     "QuantisedMatrix",
     "Tensor",
+    "read_kv_code",
     "read_matrices",
 ]

@@ -36,6 +36,9 @@ TABLES: dict[str, Float[np.ndarray, " codes"]] = {
 """The numbers that codes stand for where these are not integers. "nf4" and "fp4" are those of
 bitsandbytes (csrc/kernels.cu); "e2m1" and "e4m3" of the OCP specifications."""
 
+FP8_MOST = 448.0
+"""The greatest number of E4M3."""
+
 
 class Tensor(NamedTuple):
     """A tensor of a checkpoint, which is read by pieces.
@@ -88,18 +91,29 @@ class Coding:
 
 @dataclass(frozen=True)
 class Inputs:
-    """How a scheme rounds the other factor before it multiplies (W8A8).
+    """How a scheme rounds the other factor before it multiplies (W8A8, W4A4).
 
     Attributes:
-        code: "int8" or "fp8_e4m3".
+        code: "int8", "int4", "fp8_e4m3" or "e2m1".
         group: inputs that share a scale; 0 is all of a row.
         scale: that of all, where it is static; None has each row, or group of it, scaled by its
-            greatest magnitude.
+            greatest magnitude. Where `scales` is "e4m3", what they are multiplied by.
+        zero: the zero point that goes with a static scale.
+        symmetric: no zero points.
+        reach: what the greatest magnitude becomes by a division; 0 is the greatest code, by a
+            product with its inverse.
+        scales: what scales are rounded to: "float32", "e4m3" (NVFP4) or "e8m0" (MX).
+        threshold: values as great are left as they are; 0 rounds all.
     """
 
     code: str
     group: int = 0
     scale: float | None = None
+    zero: float = 0.0
+    symmetric: bool = True
+    reach: float = 0.0
+    scales: str = "float32"
+    threshold: float = 0.0
 
 
 class CodedRows(NamedTuple):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int, UInt8
+from jaxtyping import Array, Float, Int, UInt8
 
 from ..code_tables import CODE_TABLES
 from ..packed import exponent_of
@@ -42,11 +43,13 @@ def from_coded(
     coding: Coding,
     format: QuantFormat,
     order: Int[np.ndarray, " K"] | None = None,
+    static_inputs: Float[Array, " 2"] | None = None,
 ) -> QuantWeight:
     """A weight of the codes, scales and minima of a checkpoint; see `Arena.pack_coded`.
 
     Args:
-        format: what `quant_format` gives.
+        format: what `quant_format` gives, or that with rounded inputs.
+        static_inputs: see `QuantWeight`.
 
     Raises:
         ValueError: a scale is not finite.
@@ -72,10 +75,11 @@ def from_coded(
         None if minima is None else minima.T * factor,
         table and table.integers,
         format,
+        static_inputs,
     )
     # Exponents differ from weight to weight: nothing is to be compiled for each.
     places = None if order is None else jnp.asarray(order, jnp.int32)
-    return QuantWeight(weight.codes, weight.scales, weight.shape, format, exponent, places)
+    return replace(weight, exponent=exponent, order=places)
 
 
 @partial(jax.jit, static_argnums=(3, 4))
@@ -85,9 +89,10 @@ def _made(
     minima: jax.Array | None,
     integers: tuple[int, ...] | None,
     format: QuantFormat,
+    static_inputs: jax.Array | None,
 ) -> QuantWeight:
     if integers is not None:
         codes = jnp.asarray(integers, jnp.int8)[codes]
     elif format.code == "int8":
         codes = jax.lax.bitcast_convert_type(codes ^ np.uint8(128), jnp.int8)
-    return make_weight(codes, scales, format, minima=minima)
+    return make_weight(codes, scales, format, minima=minima, static_inputs=static_inputs)
