@@ -37,6 +37,6 @@ CODE_TABLES = {
     "nf4": CodeTable(3, _NF4, 1 / 123.26),
     "fp4": CodeTable(4, _signed(0, 1, 80, 120, 40, 60, 20, 30), 1 / 120),
 }
-"""IQ4_NL and E2M1 exactly. bitsandbytes' nf4 within 0.0029 of its numbers, whose greatest is 1 and
-whose least distance is 0.08; the unit is that of the least such bound. bitsandbytes' fp4 exactly but
-for 1/192, which is 1/120."""
+"""IQ4_NL and E2M1 exactly. nf4 of bitsandbytes within 0.0029 of its numbers, whose greatest is 1
+and whose least distance 0.08; the unit is that of the least such bound. Its fp4 exactly but for
+1/192, which is 1/120."""

@@ -34,7 +34,7 @@ from .weight_format import (
 
 BLOCK_WEIGHTS = 1 << 18
 """Weights packed at a time, so that they stay in a core's cache."""
-CODED_WEIGHTS = 1 << 22
+CODED_WEIGHTS = 1 << 20
 """The same of those whose codes checkpoints may have along the outputs, read by long pieces."""
 _FLOAT_NUMBERS = {np.dtype(jnp.float32): 0, np.dtype(jnp.float16): 1, np.dtype(jnp.bfloat16): 30}
 """GGUF's."""

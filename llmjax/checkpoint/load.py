@@ -199,7 +199,7 @@ def load_model(
         if quantization and chosen.itemsize > 2:
             chosen = jnp.dtype(jnp.bfloat16)  # of activations
     keep_codes = dtype == "auto" and (native or (is_one and triton_available()))
-    round_inputs = not native and is_one and not quantization
+    round_inputs = not native and is_one
     rounded = any(m.inputs is not None for m in checkpoint.matrices.values())
     if rounded and not is_one:
         log.warning("%s rounds activations; on several devices they stay as they are", path)
@@ -251,9 +251,9 @@ def _weight_type(
     checkpoint: Checkpoint, dtype: jnp.dtype, quantization: str | None, native: bool, kept: bool
 ) -> str:
     """See `LoadedModel`; `kept` are codes, where there are some."""
-    if quantization:
-        return f"quantised to {quantization}"
     codings = ", ".join(sorted({m.coding.name for m in checkpoint.matrices.values()}))
+    if quantization:
+        return f"{codings and f'{codings}, others '}quantised to {quantization}"
     if codings:
         return codings if kept else f"{dtype.name} from {codings}"
     return "as stored" if native and kept else dtype.name
@@ -395,7 +395,12 @@ def load_weights(
     elif quantization or keep_codes or round_inputs:
         assert isinstance(config, DecoderConfig)
         packer = Quantiser(
-            checkpoint, config, plan, wanted, quantization, only_rounded=not keep_codes
+            checkpoint,
+            config,
+            plan,
+            wanted,
+            quantization,
+            only_rounded=not (keep_codes or quantization),
         )
     arrays: dict[str, jax.Array | PackedWeight | QuantWeight] = {}
     total = sum(w.size * w.dtype.itemsize for w in wanted.values())

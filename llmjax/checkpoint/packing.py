@@ -34,6 +34,7 @@ class Packing(NamedTuple):
         dtype: float32 or bfloat16 to convert to; None keeps the stored type, quantised too,
             but for those that no kernel reads, which become float32 (see `float_type_of`).
         quantization: "int8" or "int4", to quantise what is stored as floats; None does not.
+            What is quantised already stays so.
     """
 
     dtype: np.dtype | None = None
@@ -63,7 +64,7 @@ class Packer:
         self._weights: dict[str, PackedWeight] = {}
         self.tensors = matrices_of(plan, wanted)
         if packing.quantization:
-            check_quantization(checkpoint, self.tensors, packing.quantization)
+            require_floats(checkpoint, self.tensors, packing.quantization)
         sizes = (
             self._format(name, use.path).nbytes(*wanted[use.path].shape)
             for name in self.tensors
@@ -91,7 +92,7 @@ class Packer:
                 return self._arena.pack_coded(rows, K, matrix.coding, matrix.order)
             except ValueError as error:
                 raise CheckpointFormatError(f"{name} is damaged: {error}") from error
-        quantization = self._quantization(path)
+        quantization = self._quantization(name, path)
         if quantization is None:
             return self._arena.pack_float(rows, K, self._float_type(name))
         try:
@@ -109,24 +110,22 @@ class Packer:
 
     def _order_bytes(self) -> int:
         """Of the orders of inputs that the kept matrices have, each once."""
-        kept = (
-            self._checkpoint.matrices[n] for n in self.tensors & self._checkpoint.matrices.keys()
-        )
-        orders = {
-            o.tobytes(): order_nbytes(len(o)) for o in (m.order for m in kept) if o is not None
-        }
-        return sum(orders.values())
+        matrices = self._checkpoint.matrices
+        orders = [matrices[n].order for n in self.tensors & matrices.keys() if self._kept(n)]
+        different = {order.tobytes(): len(order) for order in orders if order is not None}
+        return sum(map(order_nbytes, different.values()))
 
-    def _quantization(self, path: str) -> str | None:
+    def _quantization(self, name: str, path: str) -> str | None:
         """Of a parameter: what gives the logits stays at 8 bits, as llama.cpp keeps it finer."""
-        asked = self._packing.quantization
+        is_float = self._checkpoint.tensors[name].type_name in FLOAT_TYPES
+        asked = self._packing.quantization if is_float else None
         return "int8" if asked and path == head_path(self._config) else asked
 
     def _format(self, name: str, path: str) -> WeightFormat:
         kept = self._kept(name)
         if kept is not None:
             return kept
-        quantization = self._quantization(path)
+        quantization = self._quantization(name, path)
         return QUANTISATIONS[quantization] if quantization else float_format(self._float_type(name))
 
     def _float_type(self, name: str) -> np.dtype:
@@ -158,26 +157,29 @@ def head_path(config: DecoderConfig) -> str:
     return "embed.weight" if config.tie_embeddings else "head.weight"
 
 
-def check_quantization(checkpoint: Checkpoint, tensors: set[str], quantization: str) -> None:
-    """Says what cannot be quantised, before anything is allocated.
+def require_floats(checkpoint: Checkpoint, tensors: set[str], quantization: str) -> set[str]:
+    """Those that are to be quantised: `checkpoint.matrices` stay as they are.
 
     Raises:
-        ConfigError: some tensors are quantised already, or their rows no whole groups.
+        ConfigError: others are quantised already, or all, or rows of floats are no whole groups.
     """
-    infos = [(name, *checkpoint.tensors[name]) for name in sorted(tensors)]
-    already = [f"{name} ({kind})" for name, _, kind in infos if kind not in FLOAT_TYPES]
-    if already:
+    infos = {name: checkpoint.tensors[name] for name in sorted(tensors)}
+    floats = {name for name, info in infos.items() if info.type_name in FLOAT_TYPES}
+    if not floats or infos.keys() - floats - checkpoint.matrices.keys():
+        already = [f"{n} ({info.type_name})" for n, info in infos.items() if n not in floats]
         raise ConfigError(
             f"quantization is {quantization!r}, but {checkpoint.path} is quantised "
             f"already ({_some(already)}): leave quantization out"
         )
     size = QUANTISATIONS[quantization].group if quantization in QUANTISATIONS else 1
-    odd = [f"{name} {list(shape)}" for name, shape, _ in infos if shape[1] % size]
+    shapes = {name: info.shape for name, info in infos.items() if name in floats}
+    odd = [f"{name} {list(shape)}" for name, shape in shapes.items() if shape[1] % size]
     if odd:
         raise ConfigError(
             f"quantization is {quantization!r}, allowed only where rows are whole groups of "
             f"{size} weights; not so: {_some(odd)}"
         )
+    return floats
 
 
 def rows_of(

@@ -25,7 +25,7 @@ from ..errors import CheckpointFormatError, ConfigError, UnsupportedModelError
 from ..models.config import DecoderConfig
 from ..quant import Inputs
 from .base import Checkpoint
-from .packing import check_quantization, head_path, matrices_of, rows_of
+from .packing import head_path, matrices_of, require_floats, rows_of
 from .plan import Plan, Use
 
 
@@ -39,7 +39,7 @@ class Quantiser:
         plan: the tensors to read.
         wanted: the decoder's parameters, by path.
         quantization: "int8", "int4" or "fp8"; None takes what is quantised already.
-        only_rounded: of that, only where a scheme rounds inputs too.
+        only_rounded: of what is quantised already, only where the scheme rounds inputs too.
 
     Attributes:
         tensors: that it takes.
@@ -59,23 +59,25 @@ class Quantiser:
         only_rounded: bool = False,
     ):
         self._checkpoint, self._config, self._quantization = checkpoint, config, quantization
+        self._only_rounded = only_rounded
         self._weights: dict[str, QuantWeight] = {}
         self._head = head_path(config)
-        self.tensors = matrices_of(plan, wanted)
+        matrices = matrices_of(plan, wanted)
+        self.tensors = {name for name in matrices if self._kept(name) is not None}
         if quantization is None:
-            self.tensors = {name for name in self.tensors if self._keeps(name, only_rounded)}
             return
         if quantization in QUANTISATIONS:
             _require_library(quantization)
         else:
             ends = ("embed.weight", self._head)
-            self.tensors -= {n for n, uses in plan.items() if any(u.path in ends for u in uses)}
-        check_quantization(checkpoint, self.tensors, quantization)
+            matrices -= {n for n, uses in plan.items() if any(u.path in ends for u in uses)}
+        self.tensors |= require_floats(checkpoint, matrices, quantization)
 
     def add(self, name: str, uses: list[Use]) -> None:
-        """Quantises what one tensor fills."""
-        if self._quantization is None:
-            return self._keep(name, uses)
+        """Quantises what one tensor fills, or keeps its codes."""
+        if self._kept(name) is not None:
+            self._keep(name, uses)
+            return
         for path, rows in rows_of(self._checkpoint, self._config, name, uses):
             K = self._checkpoint.tensors[name].shape[1]
             try:
@@ -87,19 +89,15 @@ class Quantiser:
         """All weights, by path."""
         return self._weights
 
-    def _keeps(self, name: str, only_rounded: bool) -> bool:
-        matrix = self._checkpoint.matrices.get(name)
-        if matrix is None or (only_rounded and matrix.inputs is None):
-            return False
-        return self._kept(name) is not None
-
     def _kept(self, name: str) -> QuantFormat | None:
-        """How a matrix keeps its codes; None where it does not.
+        """How a tensor's codes stay as they are; None where they do not, or it has none.
 
         Raises:
             UnsupportedModelError: inputs are to be rounded, and no product takes its groups.
         """
-        matrix = self._checkpoint.matrices[name]
+        matrix = self._checkpoint.matrices.get(name)
+        if matrix is None or (self._only_rounded and matrix.inputs is None):
+            return None
         format = quant_format(matrix.coding, matrix.shape[1])
         if matrix.inputs is None:
             return format
