@@ -17,6 +17,7 @@ import pytest
 from flax import nnx
 
 from llmjax.checkpoint import load_model
+from llmjax.quant import Tensor
 
 SHARED = Path(os.environ.get("LLMJAX_SHARED", Path(__file__).parents[3] / "shared"))
 FOLDER = SHARED / "oracles/quantized"
@@ -95,6 +96,21 @@ def write_tensors(folder: Path, tensors: Tensors) -> None:
     text = json.dumps(header).encode()
     data = struct.pack("<Q", len(text)) + text + b"".join(blobs)
     (folder / "model.safetensors").write_bytes(data)
+
+
+def in_memory(tensors: Tensors) -> dict[str, Tensor]:
+    """As formats read them."""
+    names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
+
+    def stored(values: np.ndarray) -> Tensor:
+        return Tensor(
+            values.shape,
+            names[values.dtype],
+            lambda start, stop: values.reshape(-1, *values.shape[1:])[start:stop],
+            lambda start, stop: values[:, start:stop],
+        )
+
+    return {name: stored(values) for name, values in tensors.items()}
 
 
 def opened(folder: Path, dtype: str = "float32") -> Callable[[np.ndarray], np.ndarray]:
