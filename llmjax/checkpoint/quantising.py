@@ -38,8 +38,8 @@ class Quantiser:
     Args:
         plan: the tensors to read.
         wanted: the decoder's parameters, by path.
-        quantization: "int8", "int4" or "fp8"; None takes what is quantised already.
-        only_rounded: of what is quantised already, only where the scheme rounds inputs too.
+        quantization: "int8", "int4" or "fp8" of what is stored as floats; None leaves those.
+        only_rounded: codes are kept only where a scheme rounds inputs too.
 
     Attributes:
         tensors: that it takes.
@@ -59,11 +59,10 @@ class Quantiser:
         only_rounded: bool = False,
     ):
         self._checkpoint, self._config, self._quantization = checkpoint, config, quantization
-        self._only_rounded = only_rounded
         self._weights: dict[str, QuantWeight] = {}
         self._head = head_path(config)
         matrices = matrices_of(plan, wanted)
-        self.tensors = {name for name in matrices if self._kept(name) is not None}
+        self.tensors = {name for name in matrices if self._keeps(name, only_rounded)}
         if quantization is None:
             return
         if quantization in QUANTISATIONS:
@@ -75,7 +74,7 @@ class Quantiser:
 
     def add(self, name: str, uses: list[Use]) -> None:
         """Quantises what one tensor fills, or keeps its codes."""
-        if self._kept(name) is not None:
+        if name in self._checkpoint.matrices:
             self._keep(name, uses)
             return
         for path, rows in rows_of(self._checkpoint, self._config, name, uses):
@@ -89,15 +88,19 @@ class Quantiser:
         """All weights, by path."""
         return self._weights
 
+    def _keeps(self, name: str, only_rounded: bool) -> bool:
+        matrix = self._checkpoint.matrices.get(name)
+        if matrix is None or (only_rounded and matrix.inputs is None):
+            return False
+        return self._kept(name) is not None
+
     def _kept(self, name: str) -> QuantFormat | None:
-        """How a tensor's codes stay as they are; None where they do not, or it has none.
+        """How a matrix keeps its codes; None where it does not.
 
         Raises:
             UnsupportedModelError: inputs are to be rounded, and no product takes its groups.
         """
-        matrix = self._checkpoint.matrices.get(name)
-        if matrix is None or (self._only_rounded and matrix.inputs is None):
-            return None
+        matrix = self._checkpoint.matrices[name]
         format = quant_format(matrix.coding, matrix.shape[1])
         if matrix.inputs is None:
             return format

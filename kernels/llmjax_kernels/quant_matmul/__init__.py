@@ -1,7 +1,7 @@
 """Products with weights that stay quantised."""
 
 from .coded import from_coded, quant_format
-from .dispatch import format_here, quant_matmul
+from .dispatch import format_here, quant_matmul, with_quantised_inputs
 from .inputs import InputFormat
 from .weight import (
     FORMATS,
@@ -26,4 +26,5 @@ __all__ = [
     "quant_matmul",
     "quantise_weight",
     "weight_shapes",
+    "with_quantised_inputs",
 ]

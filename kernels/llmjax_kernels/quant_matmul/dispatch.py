@@ -36,8 +36,12 @@ def quant_matmul(
 
 def format_here(name: str) -> QuantFormat:
     """What a name of `FORMATS` is here: FP8 times FP8 where the GPU multiplies it."""
-    of_codes = FORMATS[name]._replace(inputs=InputFormat(FORMATS[name].code))
+    return with_quantised_inputs(FORMATS[name]) if name == "fp8" else FORMATS[name]
+
+
+def with_quantised_inputs(format: QuantFormat) -> QuantFormat:
+    """The format whose codes are multiplied by codes, where a GPU that is here does it."""
+    of_codes = format._replace(inputs=InputFormat(format.code, format.group))
     gpu = target()
-    if name == "fp8" and gpu is not None and jax_triton.multiplies_codes(of_codes, gpu):
-        return of_codes
-    return FORMATS[name]
+    capable = gpu is not None and jax_triton.multiplies_codes(of_codes, gpu)
+    return of_codes if capable else format
