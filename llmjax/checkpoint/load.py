@@ -199,7 +199,7 @@ def load_model(
         if quantization and chosen.itemsize > 2:
             chosen = jnp.dtype(jnp.bfloat16)  # of activations
     keep_codes = dtype == "auto" and (native or (is_one and triton_available()))
-    round_inputs = not native and is_one
+    round_inputs = not native and is_one and not quantization
     rounded = any(m.inputs is not None for m in checkpoint.matrices.values())
     if rounded and not is_one:
         log.warning("%s rounds activations; on several devices they stay as they are", path)
@@ -395,12 +395,7 @@ def load_weights(
     elif quantization or keep_codes or round_inputs:
         assert isinstance(config, DecoderConfig)
         packer = Quantiser(
-            checkpoint,
-            config,
-            plan,
-            wanted,
-            quantization,
-            only_rounded=not (keep_codes or quantization),
+            checkpoint, config, plan, wanted, quantization, only_rounded=not keep_codes
         )
     arrays: dict[str, jax.Array | PackedWeight | QuantWeight] = {}
     total = sum(w.size * w.dtype.itemsize for w in wanted.values())

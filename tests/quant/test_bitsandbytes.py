@@ -110,7 +110,7 @@ def test_a_bad_file_is_told_by_its_layer(name, edit, message, tmp_path):
 
 
 def test_what_is_not_implemented_is_refused(tmp_path):
-    with pytest.raises(UnsupportedModelError, match="weight_format of layer .*down_proj is 1"):
+    with pytest.raises(UnsupportedModelError, match=r"weight_format of layer .*down_proj is 1"):
         opened(edited(oracle("bnb-int8"), tmp_path, other_format))
     folder = edited(oracle("bnb-nf4"), tmp_path, lambda t, s: s.update(load_in_4bit=False))
     with pytest.raises(UnsupportedModelError, match="load_in_4bit and load_in_8bit is"):
