@@ -129,14 +129,15 @@ NF4 = BitsAndBytesConfig(
     bnb_4bit_compute_dtype=torch.float32,
 )
 BITSANDBYTES = {"bnb-nf4-nested": NF4, "bnb-int8": BitsAndBytesConfig(load_in_8bit=True)}
-SIZES = {"ct-fp8-block": (128, 256), "bnb-nf4-nested": (96, 160, 3, 3)}
+SIZES = {"ct-fp8-block": (128, 128), "bnb-nf4-nested": (96, 160, 3, 3)}
 
 
 def make(name: str, tokenizer: AutoTokenizer) -> None:
-    folder = DATA / name
+    folder, source = DATA / name, DATA / f"{name}.float"
     shutil.rmtree(folder, ignore_errors=True)
-    model = base(*SIZES.get(name, ()))
+    base(*SIZES.get(name, ())).save_pretrained(source)
     if name in GROUPS:
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
         recipe = QuantizationModifier(**{"ignore": ["lm_head"]} | GROUPS[name]())
         oneshot(
             model=model,
@@ -147,13 +148,11 @@ def make(name: str, tokenizer: AutoTokenizer) -> None:
             tokenizer=tokenizer,
         )
         model.save_pretrained(folder, save_compressed=True)
-        peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        peer = _loaded(folder)
         if "fp4" in name:
             _with_exact_fp4(peer, folder)
         answer = _at_once
     else:
-        source = folder.with_name(name + ".float")
-        model.save_pretrained(source)
         loaded = AutoModelForCausalLM.from_pretrained(
             source,
             quantization_config=BITSANDBYTES[name],
@@ -161,11 +160,11 @@ def make(name: str, tokenizer: AutoTokenizer) -> None:
             device_map="cpu",
         )
         loaded.save_pretrained(folder)
-        shutil.rmtree(source)
         peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, device_map="cpu")
         answer = _one_by_one
         if "nf4" in name:
             peer, answer = _as_floats(peer), _at_once
+    shutil.rmtree(source)
     _store(folder, peer, tokenizer, answer)
     for file in folder.iterdir():
         if file.name not in KEPT:
@@ -213,9 +212,18 @@ def _store(folder: Path, model: PreTrainedModel, tokenizer: AutoTokenizer, answe
 
 
 @torch.no_grad()
+def _loaded(folder: Path) -> PreTrainedModel:
+    if not any(kind in folder.name for kind in ("fp4", "mxfp8")):
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    # Those become bfloat16 whatever else is, at the first call.
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    model(torch.tensor([[1, 2, 3]]))
+    return torch.nn.Module.float(model)  # its own refuses
+
+
+@torch.no_grad()
 def _with_exact_fp4(model: PreTrainedModel, folder: Path) -> None:
     """Puts the exact values of the stored FP4 in the place of the peer's."""
-    model(torch.tensor([[1, 2, 3]]))  # the first call dequantises
     numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     numbers = torch.cat([numbers, -numbers])
     stored = load_file(folder / "model.safetensors")
