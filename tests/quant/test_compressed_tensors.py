@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from flax import nnx
 from quant_oracles import (
     check_answers,
     edited,
+    greedy_until_close,
     in_memory,
     opened,
     oracle,
@@ -15,6 +18,7 @@ from quant_oracles import (
     peer_answers,
 )
 
+from llmjax import LLM, SamplingParams
 from llmjax.checkpoint import load_model
 from llmjax.errors import CheckpointFormatError, UnsupportedModelError
 from llmjax.quant import read_matrices
@@ -79,6 +83,58 @@ def test_the_scales_of_keys_and_values_ask_for_pages_of_8_bits(tmp_path):
     assert model.kv_format.name == "fp8_e4m3"
     # The peer rounds keys and values by scales of its own for all of them.
     check_answers(folder, 0.5)
+
+
+def test_rows_of_fused_projections_are_dealt_out(tmp_path):
+    """Phi-3 has them; its layers are Llama's otherwise."""
+
+    def fuse(tensors, settings):
+        for i in range(2):
+            layer = f"model.layers.{i}"
+            for names, fused in (
+                ([f"self_attn.{p}_proj" for p in "qkv"], "self_attn.qkv_proj"),
+                (["mlp.gate_proj", "mlp.up_proj"], "mlp.gate_up_proj"),
+            ):
+                for part in ("weight", "weight_scale"):
+                    parts = [tensors.pop(f"{layer}.{name}.{part}") for name in names]
+                    tensors[f"{layer}.{fused}.{part}"] = np.concatenate(parts)
+        group = settings["config_groups"]["group_0"]
+        settings["config_groups"] = {
+            "fused": group | {"targets": [r"re:.*\.(qkv|gate_up)_proj$"]},
+            "others": group | {"targets": ["model.layers.0.mlp.down_proj", "re:.*_proj"]},
+        }
+        settings["ignore"] = ["re:.*head"]
+
+    folder = edited(oracle("ct-int8-w8a8"), tmp_path, fuse)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3"}
+    (folder / "config.json").write_text(json.dumps(config))
+    check_answers(folder, 1e-4, flips=0.4)
+
+
+def test_an_engine_without_native_kernels_rounds_inputs_too(monkeypatch):
+    monkeypatch.setenv("LLMJAX_KERNELS", "xla")
+    folder = oracle("ct-int8-w8a8")
+    llm = LLM(
+        str(folder),
+        dtype="float32",
+        max_model_len=64,
+        max_num_seqs=2,
+        num_gpu_blocks_override=8,
+        token_buckets=(64,),
+        seq_buckets=(2,),
+        background=False,
+    )
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    compared = 0
+    try:
+        for prompt, expected in greedy_until_close(folder):
+            [output] = llm.generate([prompt], params)
+            assert output.outputs[0].token_ids[: len(expected)] == expected
+            compared += len(expected)
+    finally:
+        llm.close()
+    assert compared >= 12  # of 48
 
 
 def in_order(order):
