@@ -258,6 +258,10 @@ W4, W8A8, NVFP4 = "ct-awq-w4a16-g32", "ct-int8-w8a8", "ct-nvfp4a16"
         (W4, set_all(ignore=[LAYER]), f"layer {LAYER} has quantised tensors, but"),
         (W4, set_all(config_groups={}), "no group of quantization_config's config_groups"),
         (W4, set_all(config_groups={"W4A16": ["Linear"]}), "expected an object"),
+        (W4, set_all(config_groups=3), "config_groups is 3, expected an object"),
+        (W4, set_all(ignore=["re:("]), "has a value that means nothing: missing"),
+        (W4, set_all(sparsity_config="none"), "has a value that means nothing"),
+        (W8A8, set_inputs(symmetric=False), "has no input_scale"),
     ],
 )
 def test_a_bad_file_is_told_by_its_layer(name, edit, message, tmp_path):
