@@ -86,7 +86,7 @@ def require_scalar(
     return float(require_tensor(tensors, layer, part, shape, types).read().reshape(()))
 
 
-def powers_of_two(exponents: np.ndarray) -> Float[np.ndarray, ...]:
+def powers_of_two(exponents: np.ndarray) -> Float[np.ndarray, "*shape"]:
     """Scales of MX formats, which are exponents."""
     return np.ldexp(np.float32(1), exponents.view(np.uint8).astype(np.int32) - 127)
 
