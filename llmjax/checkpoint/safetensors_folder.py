@@ -160,9 +160,9 @@ class SafetensorsCheckpoint(FileCheckpoint):
 
     def _quantisation(self) -> Mapping[str, Any]:
         """What the folder says of how it is quantised; empty where it is not."""
-        for config in (self.config, self.config.get("text_config") or {}):
+        for config in (self.config, self.config.get("text_config")):
             for key in SETTINGS:
-                if config.get(key):
+                if isinstance(config, dict) and config.get(key):
                     return config[key]
         for name, method in SEPARATE_SETTINGS.items():
             if (self.path / name).exists():
@@ -175,8 +175,9 @@ class SafetensorsCheckpoint(FileCheckpoint):
         if not settings:
             return {}
         tensors = {name: self._tensor(name) for name in self._stored}
+        matrices = read_matrices(settings, tensors)
         self.kv_code = read_kv_code(settings)
-        return read_matrices(settings, tensors)
+        return matrices
 
     def _tensor(self, name: str) -> Tensor:
         info = self._stored[name].info

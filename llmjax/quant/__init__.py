@@ -6,9 +6,12 @@ A format's `read(settings, tensors)` gives its matrices; `settings` is what the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from ..checks import shown
+from ..errors import CheckpointFormatError, LlmjaxError
 from . import (
     auto_round,
     awq,
@@ -46,9 +49,18 @@ def read_matrices(settings: Mapping[str, Any], tensors: Tensors) -> Matrices:
         UnsupportedModelError: the method, or something it asks for, is not implemented.
         CheckpointFormatError: a tensor of a layer is missing, or has a wrong shape or type.
     """
+    if not isinstance(settings, Mapping):
+        raise CheckpointFormatError(f"quantization_config is {shown(settings)}, expected an object")
     method = settings.get("quant_method")
     require_setting("quant_method", method, tuple(FORMATS))
-    return FORMATS[str(method)](settings, tensors)
+    try:
+        return FORMATS[str(method)](settings, tensors)
+    except LlmjaxError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, re.error, TypeError, ValueError) as error:
+        raise CheckpointFormatError(
+            f"quantization_config ({method}) has a value that means nothing: {error}"
+        ) from error
 
 
 def read_kv_code(settings: Mapping[str, Any]) -> str | None:
@@ -61,16 +73,17 @@ def read_kv_code(settings: Mapping[str, Any]) -> str | None:
         UnsupportedModelError: it asks for something else.
     """
     scheme = settings.get("kv_cache_scheme") or settings.get("kv_cache_quant_algo")
+    if scheme is None:
+        return None
     if isinstance(scheme, Mapping):
-        scheme = (scheme.get("type"), scheme.get("num_bits"))
+        scheme = f"{scheme.get('type')}{scheme.get('num_bits')}"
     require_setting("kv_cache_scheme", scheme, tuple(_KV_CODES))
-    return _KV_CODES[scheme]
+    return _KV_CODES[str(scheme)]
 
 
 _KV_CODES = {
-    None: None,
-    ("float", 8): "fp8_e4m3",
-    ("int", 8): "int8",
+    "float8": "fp8_e4m3",
+    "int8": "int8",
     "static": "fp8_e4m3",  # AutoFP8's
     "FP8": "fp8_e4m3",  # ModelOpt's
     "INT8": "int8",

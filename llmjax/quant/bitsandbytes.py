@@ -48,9 +48,10 @@ def read(settings: Mapping[str, Any], tensors: Tensors) -> Matrices:
         for layer in layers_of(tensors, "weight")
         if tensors[f"{layer}.weight"].type_name == "I8" and layer not in fours
     }
-    return {f"{layer}.weight": _four_bits(tensors, layer) for layer in sorted(fours)} | {
-        f"{layer}.weight": _eight_bits(tensors, layer, threshold) for layer in sorted(eights)
-    }
+    found: Matrices = {f"{layer}.weight": _four_bits(tensors, layer) for layer in sorted(fours)}
+    for layer in sorted(eights):
+        found[f"{layer}.weight"] = _eight_bits(tensors, layer, threshold)
+    return found
 
 
 def _eight_bits(tensors: Tensors, layer: str, threshold: float) -> BlockMatrix:

@@ -77,14 +77,16 @@ def require_grid(
     return Grid(read, block, shape[1])
 
 
-def require_scalar(tensors: Tensors, layer: str, part: str) -> float:
+def require_scalar(
+    tensors: Tensors, layer: str, part: str, types: Collection[str] = FLOATS
+) -> float:
     """A number of a layer, as a tensor of one element; raises as `require_grid`."""
     stored = tensors.get(f"{layer}.{part}")
     shape = stored.shape if stored is not None and set(stored.shape) <= {1} else (1,)
-    return float(require_tensor(tensors, layer, part, shape, FLOATS).read().reshape(()))
+    return float(require_tensor(tensors, layer, part, shape, types).read().reshape(()))
 
 
-def powers_of_two(exponents: np.ndarray) -> Float[np.ndarray, ...]:
+def powers_of_two(exponents: np.ndarray) -> Float[np.ndarray, "*shape"]:
     """Scales of MX formats, which are exponents."""
     return np.ldexp(np.float32(1), exponents.view(np.uint8).astype(np.int32) - 127)
 

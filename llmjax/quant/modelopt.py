@@ -34,7 +34,8 @@ def read(settings: Mapping[str, Any], tensors: Tensors) -> Matrices:
     layers = {*layers_of(tensors, "weight_scale")} | {
         layer for layer in layers_of(tensors, "weight") if _type(tensors, layer) in coded
     }
-    return {f"{layer}.weight": _READERS[algorithm](tensors, layer) for layer in sorted(layers)}
+    reader = _READERS[str(algorithm)]
+    return {f"{layer}.weight": reader(tensors, layer) for layer in sorted(layers)}
 
 
 def _type(tensors: Tensors, layer: str) -> str:

@@ -262,9 +262,7 @@ def _inputs(tensors: Tensors, layer: str, args: Args | None, K: int) -> Inputs |
         require_setting(f"static {args.where}.strategy", args.strategy, ("tensor",))
         scale, zero = require_scalar(tensors, layer, "input_scale"), 0.0
         if not args.symmetric:
-            zero = float(
-                require_tensor(tensors, layer, "input_zero_point", (1,), ("I8",)).read()[0]
-            )
+            zero = require_scalar(tensors, layer, "input_zero_point", ("I8", "I32"))
         return Inputs(code, scale=scale, zero=zero, symmetric=args.symmetric)
     if args.dynamic == "local":
         require_groups(layer, K, args.group)
