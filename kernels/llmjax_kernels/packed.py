@@ -17,70 +17,25 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float, Int, UInt8
 
+from .code_tables import CODE_TABLES
 from .host_memory import empty
 from .native import library
+from .weight_format import (
+    GGUF_FORMATS,
+    QUANTISATIONS,
+    TILE,
+    Coding,
+    WeightFormat,
+    coded_format,
+    float_format,
+)
 
-TILE = 16
 BLOCK_WEIGHTS = 1 << 18
 """Weights packed at a time, so that they stay in a core's cache."""
-_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-
-
-@dataclass(frozen=True)
-class WeightFormat:
-    """How a value is stored: code * scale + minimum, or (code - zero) * scale.
-
-    Attributes:
-        bits: of a code; 16 and 32 are bfloat16 and float32 values as they are.
-        group: consecutive inputs that share a scale (and a minimum).
-        zero: the code of 0 where there are no minima.
-        minima: whether groups have minima.
-        table: codes stand for IQ4_NL's 16 values.
-    """
-
-    bits: int
-    group: int = 32
-    zero: int = 0
-    minima: bool = False
-    table: bool = False
-
-    @property
-    def code(self) -> int:
-        """As the kernels take it."""
-        flags = self.minima | self.table << 1
-        return self.bits | self.group << 8 | self.zero << 16 | flags << 24
-
-    def tile_bytes(self, K: int) -> int:
-        scales = K // self.group * 32 * (1 + self.minima) if self.bits <= 8 else 0
-        return -(-(K * TILE * self.bits // 8 + scales) // 64) * 64
-
-    def nbytes(self, N: int, K: int) -> int:
-        """Bytes of a weight [N, K]."""
-        return -(-N // TILE) * self.tile_bytes(K)
-
-
-FLOAT32, BFLOAT16 = WeightFormat(32), WeightFormat(16)
-
-GGUF_FORMATS: dict[str, tuple[int, WeightFormat]] = {
-    "Q4_0": (2, WeightFormat(4, zero=8)),
-    "Q4_1": (3, WeightFormat(4, minima=True)),
-    "Q5_0": (6, WeightFormat(5, zero=16)),
-    "Q5_1": (7, WeightFormat(5, minima=True)),
-    "Q8_0": (8, WeightFormat(8, zero=128)),
-    "Q2_K": (10, WeightFormat(4, 16, minima=True)),
-    "Q3_K": (11, WeightFormat(4, 16, zero=4)),
-    "Q4_K": (12, WeightFormat(4, minima=True)),
-    "Q5_K": (13, WeightFormat(5, minima=True)),
-    "Q6_K": (14, WeightFormat(6, 16, zero=32)),
-    "IQ4_NL": (20, WeightFormat(4, zero=128, table=True)),
-    "IQ4_XS": (23, WeightFormat(4, zero=128, table=True)),
-}
-"""The number and the packed format of each GGUF type that stays quantised."""
-
-QUANTISATIONS = {"int8": WeightFormat(8, zero=128), "int4": WeightFormat(4, minima=True)}
-"""What float weights can be quantised to."""
+CODED_WEIGHTS = 1 << 20
+"""The same of those whose codes checkpoints may have along the outputs, read by long pieces."""
 _FLOAT_NUMBERS = {np.dtype(jnp.float32): 0, np.dtype(jnp.float16): 1, np.dtype(jnp.bfloat16): 30}
 """GGUF's."""
 
@@ -97,6 +52,8 @@ class PackedWeight:
         offset: where in `data` this weight's tiles begin.
         shape: (N, K); rows that fill up the last tile are zero.
         exponent: every value is multiplied by 2 to this power.
+        order: where in `data` the order of its inputs is, int32 [K]: place k in the tiles is input
+            order[k]; None has them as they are.
     """
 
     data: UInt8[Array | np.ndarray, " bytes"]
@@ -104,11 +61,13 @@ class PackedWeight:
     shape: tuple[int, int] = field(metadata={"static": True})
     format: WeightFormat = field(metadata={"static": True})
     exponent: int = field(default=0, metadata={"static": True})
+    order: int | None = field(default=None, metadata={"static": True})
 
     @property
-    def attributes(self) -> tuple[int, int, int, int, int]:
+    def attributes(self) -> tuple[int, int, int, int, int, int]:
         """What a native call needs to know beside the data."""
-        return (self.offset, self.format.code, *self.shape, self.exponent)
+        order = -1 if self.order is None else self.order
+        return (self.offset, self.format.code, *self.shape, self.exponent, order)
 
     @property
     def nbytes(self) -> int:
@@ -129,14 +88,18 @@ class PackedWeight:
         else:
             codes = self.codes()
             if f.table:
-                numbers = jnp.asarray(_IQ4, jnp.float32)[codes]
+                numbers = jnp.asarray(CODE_TABLES[f.table].integers, jnp.float32)[codes]
             else:
-                numbers = codes.astype(jnp.float32) - (0 if f.minima else f.zero)
+                numbers = codes.astype(jnp.float32) - f.zero
             values = numbers * _spread(self.scales(0), f.group)
             if f.minima:
                 values += _spread(self.scales(1), f.group)
-        values = values.swapaxes(1, 2).reshape(-1, K)[:N]
-        return values * jnp.float32(2.0**self.exponent)
+        values = values.swapaxes(1, 2).reshape(-1, K)[:N] * jnp.float32(2.0**self.exponent)
+        if self.order is None:
+            return values
+        stored = jnp.asarray(self.data)[self.order : self.order + 4 * K].reshape(K, 4)
+        order = jax.lax.bitcast_convert_type(stored, jnp.int32)
+        return jnp.zeros_like(values).at[:, order].set(values)
 
     def codes(self) -> UInt8[Array, "tiles K lane"]:
         """Of a quantised weight, 16 rows side by side."""
@@ -172,26 +135,18 @@ class Rows(Protocol):
     def __getitem__(self, rows: slice, /) -> np.ndarray: ...
 
 
-def gguf_format(type_name: str, K: int) -> WeightFormat | None:
-    """How a GGUF tensor of this type stays quantised; None where it cannot."""
-    return GGUF_FORMATS[type_name][1] if type_name in GGUF_FORMATS and K % 32 == 0 else None
-
-
-def float_format(dtype: np.dtype) -> WeightFormat:
-    """Tiles of float32 or bfloat16 values."""
-    return FLOAT32 if np.dtype(dtype).itemsize == 4 else BFLOAT16
-
-
 class Arena:
     """Memory for the weights of a model, filled one after the other.
 
     Args:
-        nbytes: of all weights, by `WeightFormat.nbytes`.
+        nbytes: of all weights, by `WeightFormat.nbytes`, and of their orders, by `order_nbytes`;
+            weights of one order share it.
     """
 
     def __init__(self, nbytes: int):
         self._bytes = empty((nbytes,), np.dtype(np.uint8))
         self._used = 0
+        self._orders: dict[bytes, int] = {}
 
     def pack_gguf(self, type_name: str, rows: Rows, K: int) -> PackedWeight:
         """Repacks a GGUF tensor's rows without changing a code; scales are rounded to float16.
@@ -210,7 +165,7 @@ class Arena:
             shape = _ints(block.shape[1], K, 0, len(block))
             return lib.llmjax_greatest_scale(kind, _pointer(block), *shape, ctypes.c_bool(f.minima))
 
-        exponent = _exponent(_in_threads(greatest, range(0, N, step)))
+        exponent = exponent_of(max(_in_threads(greatest, range(0, N, step)), default=0))
         offset, out = self._take(N, K, f)
 
         def fill(start: int) -> None:
@@ -221,6 +176,42 @@ class Arena:
 
         _in_threads(fill, range(0, N, step))
         return PackedWeight(self._bytes, offset, (N, K), f, exponent)
+
+    def pack_coded(
+        self, rows: Rows, K: int, coding: Coding, order: Int[np.ndarray, " K"] | None = None
+    ) -> PackedWeight:
+        """Repacks codes of a checkpoint without changing one; scales are rounded to float16.
+
+        Args:
+            rows: uint8 [N, bytes]: K codes, then float32 scales, and minima where `coding` has
+                them.
+            coding: of which `coded_format` gives a format.
+            order: the input whose code is at each place; None has them as they are.
+
+        Raises:
+            ValueError: a scale is not finite, or `order` no permutation.
+        """
+        f, N, lib = coded_format(coding, K), len(rows), library()
+        assert f is not None
+        step = max(1, CODED_WEIGHTS // K // TILE) * TILE
+        scales = np.empty((N, 1 + f.minima, K // coding.group), np.float32)
+        offset, out = self._take(N, K, f)
+
+        def fill(start: int) -> None:
+            block = np.ascontiguousarray(rows[start : start + step])
+            shape = _ints(block.shape[1], len(block), K, f.code, -(-len(block) // TILE))
+            lib.llmjax_pack_codes(_pointer(block), *shape, _pointer(out[start // TILE :]))
+            scales[start : start + step] = _scales_of(block[:, K:], coding, f)
+
+        _in_threads(fill, range(0, N, step))
+        greatest = float(np.abs(scales).max(initial=0))
+        if not math.isfinite(greatest):
+            raise ValueError("it has scales that are not finite")
+        exponent = exponent_of(greatest)
+        shape = _ints(N, K, f.code, coding.group, exponent, len(out))
+        lib.llmjax_pack_scales(_pointer(scales), *shape, _pointer(out))
+        place = None if order is None else self._take_order(order, K)
+        return PackedWeight(self._bytes, offset, (N, K), f, exponent, place)
 
     def pack_float(self, rows: Rows, K: int, dtype: np.dtype) -> PackedWeight:
         """Float values [N, K], rounded to float32 or bfloat16."""
@@ -266,7 +257,7 @@ class Arena:
         found = _in_threads(greatest, range(0, N, step))
         if not all(map(math.isfinite, found)):
             raise ValueError("it has values that are not finite")
-        exponent = _exponent(found)
+        exponent = exponent_of(max(found, default=0))
         offset, out = self._take(N, K, f)
 
         def fill(start: int) -> None:
@@ -287,11 +278,50 @@ class Arena:
         self._used += nbytes
         return offset, self._bytes[offset : self._used].reshape(-1, f.tile_bytes(K))
 
+    def _take_order(self, order: Int[np.ndarray, " K"], K: int) -> int:
+        if not np.array_equal(np.sort(order), np.arange(K)):
+            raise ValueError(f"its order of inputs is no permutation of {K}")
+        stored = np.ascontiguousarray(order, np.int32).view(np.uint8)
+        key = stored.tobytes()
+        if key not in self._orders:
+            self._orders[key] = self._used
+            self._bytes[self._used : self._used + len(stored)] = stored
+            self._used += order_nbytes(K)
+        return self._orders[key]
+
+
+def order_nbytes(K: int) -> int:
+    """Bytes of an order of K inputs in an arena."""
+    return -(-4 * K // 64) * 64
+
+
+def _scales_of(
+    stored: UInt8[np.ndarray, "R bytes"], coding: Coding, f: WeightFormat
+) -> Float[np.ndarray, "R P groups"]:
+    """A checkpoint's scales and minima as a packed weight has them."""
+    floats = np.ascontiguousarray(stored).view(np.float32)
+    parts = floats.reshape(len(stored), 1 + coding.minima, -1)
+    scale = parts[:, 0] * np.float32(CODE_TABLES[f.table].unit if f.table else 1)
+    if not f.minima:
+        return scale[:, None]
+    minimum = parts[:, 1] if coding.minima else -np.float32(coding.zero) * scale
+    return np.stack([scale, minimum + np.float32(f.zero) * scale], axis=1)
+
 
 def pack_gguf(type_name: str, rows: Rows, K: int) -> PackedWeight:
     """One weight in an arena of its own; see `Arena.pack_gguf`."""
     arena = Arena(GGUF_FORMATS[type_name][1].nbytes(len(rows), K))
     return arena.to_device({"": arena.pack_gguf(type_name, rows, K)})[""]
+
+
+def pack_coded(
+    rows: Rows, K: int, coding: Coding, order: Int[np.ndarray, " K"] | None = None
+) -> PackedWeight:
+    """One weight in an arena of its own; see `Arena.pack_coded`."""
+    f = coded_format(coding, K)
+    assert f is not None
+    arena = Arena(f.nbytes(len(rows), K) + order_nbytes(K))
+    return arena.to_device({"": arena.pack_coded(rows, K, coding, order)})[""]
 
 
 def pack_float(rows: Float[np.ndarray, "N K"]) -> PackedWeight:
@@ -306,13 +336,12 @@ def quantise(rows: Float[np.ndarray, "N K"], name: str) -> PackedWeight:
     return arena.to_device({"": arena.quantise(rows, rows.shape[1], name)})[""]
 
 
-def _exponent(found: list[float]) -> int:
-    """Of the power of two that brings the greatest of these near float16's largest.
+def exponent_of(greatest: float) -> int:
+    """Of the power of two that brings a greatest scale near float16's largest.
 
     So that small scales keep their bits.
     """
-    largest = max(found, default=0.0)
-    return max(math.frexp(largest)[1] - 14, -100) if largest > 0 else 0
+    return max(math.frexp(greatest)[1] - 14, -100) if greatest > 0 else 0
 
 
 def _spread(groups: Array, size: int) -> Array:

@@ -15,11 +15,11 @@ from flax import nnx
 
 from llmjax_kernels import tuned
 from llmjax_kernels.gpu import target
-from llmjax_kernels.packed import QUANTISATIONS
 from llmjax_kernels.quant_matmul import QuantWeight, format_here, jax_triton, weight_shapes
 from llmjax_kernels.quant_matmul.args import QuantMatmulArgs
 from llmjax_kernels.quant_matmul.shapes import OP, Shape, by_rule, candidates, size_of
 from llmjax_kernels.triton_call import available
+from llmjax_kernels.weight_format import QUANTISATIONS
 
 from ..errors import ConfigError
 from ..models import Decoder, DecoderConfig

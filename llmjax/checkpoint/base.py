@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import ml_dtypes
@@ -17,6 +18,7 @@ import numpy as np
 from ..errors import UnsupportedModelError
 from ..models import DecoderConfig, EncoderConfig
 from ..models.weights import WeightTable
+from ..quant import QuantisedMatrix
 from .text import TextSide, copy_text_files, text_from_folder
 
 FLOAT_TYPES: dict[str, np.dtype] = {
@@ -50,10 +52,14 @@ class Checkpoint(ABC):
     Attributes:
         path: the file or folder.
         tensors: what it holds, by the checkpoint's names.
+        matrices: those of them that are quantised, of a format of `llmjax.quant`.
+        kv_code: what it asks keys and values to be kept as ("fp8_e4m3" or "int8"), if it does.
     """
 
     path: Path
     tensors: Mapping[str, TensorInfo]
+    matrices: Mapping[str, QuantisedMatrix] = MappingProxyType({})
+    kv_code: str | None = None
 
     @property
     @abstractmethod
@@ -93,9 +99,9 @@ class Checkpoint(ABC):
         copy_text_files(self.path, folder)
 
     def quantised_rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Rows [start:stop] of a matrix as they are stored, uint8 [rows, bytes of a row].
+        """Rows [start:stop] of a quantised matrix, uint8 [rows, bytes of a row].
 
-        Of a quantised type, for formats that have some.
+        As GGUF stores them, or of `matrices` as `CodedRows.to_bytes` gives them.
         """
         raise NotImplementedError
 

@@ -14,6 +14,7 @@ from jax.sharding import SingleDeviceSharding
 from ..config import DTYPES
 from ..errors import ConfigError
 from .architecture import require_decoder
+from .base import FLOAT_TYPES
 from .detect import open_checkpoint
 from .load import load_weights, own_dtype
 
@@ -46,8 +47,9 @@ def convert(
     checkpoint = open_checkpoint(src)
     found, table = checkpoint.read_architecture()
     config = require_decoder(found)
-    own = own_dtype(checkpoint, table) or jnp.dtype(jnp.float32)
-    chosen = own if dtype == "auto" else jnp.dtype(dtype)
+    quantised = any(info.type_name not in FLOAT_TYPES for info in checkpoint.tensors.values())
+    own = None if quantised else own_dtype(checkpoint, table)
+    chosen = own or jnp.dtype(jnp.float32) if dtype == "auto" else jnp.dtype(dtype)
     host = SingleDeviceSharding(_host_device())
     with _scratch_beside(dst) as scratch:
         _, state = load_weights(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,9 +20,10 @@ from llmjax_kernels.kv_format import KV_FORMATS, KVFormat
 from llmjax_kernels.native import available as native_available
 from llmjax_kernels.native.blocks import supports as native_supports
 from llmjax_kernels.native.blocks import unpack
-from llmjax_kernels.packed import QUANTISATIONS, PackedWeight
+from llmjax_kernels.packed import PackedWeight
 from llmjax_kernels.quant_matmul import QuantWeight
 from llmjax_kernels.triton_call import available as triton_available
+from llmjax_kernels.weight_format import QUANTISATIONS
 
 from ..config import check_weight_types
 from ..errors import ConfigError
@@ -39,6 +41,8 @@ from .detect import open_checkpoint
 from .packing import Packer, Packing
 from .plan import Use, plan_weights
 from .quantising import Quantiser
+
+log = logging.getLogger(__name__)
 
 ShardingOf = Callable[[str, tuple[int, ...]], Sharding]
 """A parameter's layout, by its path and shape."""
@@ -194,6 +198,11 @@ def load_model(
         chosen, packing = plain_dtype(dtype, checkpoint, table), None
         if quantization and chosen.itemsize > 2:
             chosen = jnp.dtype(jnp.bfloat16)  # of activations
+    keep_codes = dtype == "auto" and (native or (is_one and triton_available()))
+    round_inputs = not native and is_one and not quantization
+    rounded = any(m.inputs is not None for m in checkpoint.matrices.values())
+    if rounded and not is_one:
+        log.warning("%s rounds activations; on several devices they stay as they are", path)
 
     places = stages or (Place(jax.local_devices()[0], mesh),)
     layers = stage_layers(config.num_layers, len(places), config.head_in_layers)
@@ -214,9 +223,10 @@ def load_model(
         parts=parts,
         packing=packing,
         quantization=None if native else quantization,
+        keep_codes=keep_codes,
+        round_inputs=round_inputs,
         progress=progress,
     )
-    stored = "as stored" if native and dtype == "auto" else chosen.name
     model = LoadedModel(
         config=divided,
         mesh=mesh,
@@ -224,13 +234,29 @@ def load_model(
         state=weights.state,
         dtype=chosen,
         # Keys and values of a model that is itself in 16 bits or fewer lose nothing by that.
-        kv_format=KV_FORMATS["bfloat16" if native and dtype != "float32" else chosen.name],
-        weight_type=f"quantised to {quantization}" if quantization else stored,
+        kv_format=KV_FORMATS[
+            checkpoint.kv_code or ("bfloat16" if native and dtype != "float32" else chosen.name)
+        ],
+        weight_type=_weight_type(
+            checkpoint, chosen, quantization, native, keep_codes or (round_inputs and rounded)
+        ),
         native=native,
         tokenizer=text.tokenizer,
         generation_defaults=text.generation_defaults,
     )
     return model if len(places) == 1 else replace(model, stages=cut(model, places, layers))
+
+
+def _weight_type(
+    checkpoint: Checkpoint, dtype: jnp.dtype, quantization: str | None, native: bool, kept: bool
+) -> str:
+    """See `LoadedModel`; `kept` are codes, where there are some."""
+    codings = ", ".join(sorted({m.coding.name for m in checkpoint.matrices.values()}))
+    if quantization:
+        return f"{codings and f'{codings}, others '}quantised to {quantization}"
+    if codings:
+        return codings if kept else f"{dtype.name} from {codings}"
+    return "as stored" if native and kept else dtype.name
 
 
 def cut(
@@ -332,6 +358,8 @@ def load_weights(
     parts: Partition | None = None,
     packing: Packing | None = None,
     quantization: str | None = None,
+    keep_codes: bool = False,
+    round_inputs: bool = False,
     progress: bool = True,
 ) -> Weights:
     """Builds each parameter straight in its (sharded) array, tensor by tensor.
@@ -341,6 +369,9 @@ def load_weights(
 
     Args:
         config: what the checkpoint has.
+        keep_codes: what is quantised already stays so for GPUs.
+        round_inputs: so do matrices whose scheme has the other factor of products rounded too,
+            for any device.
         parts: how it is dealt out to devices; None takes it as it is.
 
     Raises:
@@ -358,12 +389,14 @@ def load_weights(
     }
     plan = plan_weights(checkpoint, config, table, stored)
     packer: Packer | Quantiser | None = None
-    if packing or quantization:
+    if packing:
         assert isinstance(config, DecoderConfig)
-        if packing:
-            packer = Packer(checkpoint, config, plan, wanted, packing)
-        elif quantization:
-            packer = Quantiser(checkpoint, config, plan, wanted, quantization)
+        packer = Packer(checkpoint, config, plan, wanted, packing)
+    elif quantization or keep_codes or round_inputs:
+        assert isinstance(config, DecoderConfig)
+        packer = Quantiser(
+            checkpoint, config, plan, wanted, quantization, only_rounded=not keep_codes
+        )
     arrays: dict[str, jax.Array | PackedWeight | QuantWeight] = {}
     total = sum(w.size * w.dtype.itemsize for w in wanted.values())
     with tqdm(

@@ -26,8 +26,10 @@ _KNOWN_EXTRAS = re.compile(
     r"rotary_emb\.inv_freq$|\.attn_rot_embd\b"
     r"|(^|\.)(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|mtp|nextn)\."
     r"|^(v|a|mm)\."
+    r"|(^|\.)(k|v|kv)_(scale|zero_point)$|\.[kv]_proj\.output_scale$"
 )
-"""Buffers that configuration replaces, and towers beside the decoder."""
+"""Buffers that configuration replaces, towers beside the decoder, and scales of quantised keys and
+values: pages in 8 bits have one for each token and head."""
 
 
 class Use(NamedTuple):
@@ -85,7 +87,7 @@ def _unexpected(
     """Tensors without a use that are no known extras; logs those that are."""
     used = plan.keys() | set(ROPE_TENSORS)
     unused = [name for name in checkpoint.tensors if name not in used]
-    skipped = [name for name in unused if _KNOWN_EXTRAS.search(name)]
+    skipped = [n for n in unused if _KNOWN_EXTRAS.search(n) or _is_zero_bias(checkpoint, n)]
     if isinstance(config, DecoderConfig) and config.tie_embeddings:
         heads = [n for n in unused if re.search(r"(^|\.)lm_head\.weight$", n)]
         for name in heads:
@@ -95,6 +97,12 @@ def _unexpected(
         more = ", ..." if len(skipped) > 5 else ""
         log.info("skipping %d tensors: %s%s", len(skipped), ", ".join(skipped[:5]), more)
     return [name for name in unused if name not in skipped]
+
+
+def _is_zero_bias(checkpoint: Checkpoint, name: str) -> bool:
+    """AutoGPTQ gives every layer a bias, also where the model has none."""
+    one_dimensional = len(checkpoint.tensors[name].shape) == 1
+    return name.endswith(".bias") and one_dimensional and not checkpoint.read(name).any()
 
 
 def _warn_if_untied(checkpoint: Checkpoint, head: str, embed: str) -> None:

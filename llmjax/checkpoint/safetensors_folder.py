@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from ..errors import CheckpointFormatError
 from ..models import DecoderConfig, EncoderConfig
 from ..models.weights import WeightTable
-from ..quant import Matrices, Tensor, read_matrices
+from ..quant import Matrices, Tensor, read_kv_code, read_matrices
 from .architecture import architecture_from_hf, fitted
 from .base import FLOAT_TYPES, TensorInfo
 from .data_file import DataFile, FileCheckpoint, StoredTensor
@@ -27,7 +28,15 @@ from .json_file import read_json
 _MAX_HEADER = 100_000_000  # as the format's own reader
 CONFIG = "config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-QUANTIZE_CONFIG = "quantize_config.json"
+SETTINGS = ("quantization_config", "compression_config")
+"""What config.json calls what it says of how a folder is quantised, now and before."""
+SEPARATE_SETTINGS = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
+"""Files that say it where config.json does not: AutoGPTQ's, AutoAWQ's and ModelOpt's, which name no
+method."""
 
 _TYPES = FLOAT_TYPES | {
     "BOOL": np.dtype(np.uint8),
@@ -38,6 +47,7 @@ _TYPES = FLOAT_TYPES | {
     "I64": np.dtype(np.int64),
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E8M0": np.dtype(np.uint8),
 }
 """All that quantised matrices are made of."""
 
@@ -80,7 +90,6 @@ class SafetensorsCheckpoint(FileCheckpoint):
 
     Attributes:
         config: config.json's content.
-        matrices: those that are quantised, by the names they have in `tensors`.
 
     Raises:
         CheckpointFormatError: a file is missing, truncated or something else.
@@ -142,16 +151,33 @@ class SafetensorsCheckpoint(FileCheckpoint):
             return self.matrices[name].dequantise(start, stop)
         return super().read_rows(name, start, stop)
 
+    def quantised_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        return self.matrices[name].rows(start, stop).to_bytes()
+
+    def block_rows(self, name: str) -> int:
+        # Codes may lie along the outputs: few rows are read by many small pieces.
+        return super().block_rows(name) * (4 if name in self.matrices else 1)
+
+    def _quantisation(self) -> Mapping[str, Any]:
+        """What the folder says of how it is quantised; empty where it is not."""
+        for config in (self.config, self.config.get("text_config")):
+            for key in SETTINGS:
+                if isinstance(config, dict) and config.get(key):
+                    return config[key]
+        for name, method in SEPARATE_SETTINGS.items():
+            if (self.path / name).exists():
+                found = read_json(self.path / name)
+                return {"quant_method": method} | found | found.get("quantization", {})
+        return {}
+
     def _read_matrices(self) -> Matrices:
-        separate = self.path / QUANTIZE_CONFIG
-        settings = self.config.get("quantization_config")
-        if not settings and separate.exists():
-            # AutoGPTQ's own, which names no method.
-            settings = {"quant_method": "gptq"} | read_json(separate)
+        settings = self._quantisation()
         if not settings:
             return {}
         tensors = {name: self._tensor(name) for name in self._stored}
-        return read_matrices(settings, tensors)
+        matrices = read_matrices(settings, tensors)
+        self.kv_code = read_kv_code(settings)
+        return matrices
 
     def _tensor(self, name: str) -> Tensor:
         info = self._stored[name].info

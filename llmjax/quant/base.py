@@ -17,12 +17,27 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+_FP4 = np.array([0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4], np.float32)
+# fmt: off
+_NF4 = np.array([
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+    -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+    0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+], np.float32)
+# fmt: on
 
 TABLES: dict[str, Float[np.ndarray, " codes"]] = {
     "e2m1": np.concatenate([_E2M1, -_E2M1]),
     "e4m3": np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32),
+    "nf4": _NF4,
+    "fp4": np.concatenate([_FP4, -_FP4]),
 }
-"""The numbers that codes stand for where these are not integers."""
+"""The numbers that codes stand for where these are not integers. "nf4" and "fp4" are those of
+bitsandbytes (csrc/kernels.cu); "e2m1" and "e4m3" of the OCP specifications."""
+
+FP8_MOST = 448.0
+"""The greatest number of E4M3."""
 
 
 class Tensor(NamedTuple):
@@ -76,18 +91,29 @@ class Coding:
 
 @dataclass(frozen=True)
 class Inputs:
-    """How a scheme rounds the other factor before it multiplies (W8A8).
+    """How a scheme rounds the other factor before it multiplies (W8A8, W4A4).
 
     Attributes:
-        code: "int8" or "fp8_e4m3".
+        code: "int8", "int4", "fp8_e4m3" or "e2m1".
         group: inputs that share a scale; 0 is all of a row.
         scale: that of all, where it is static; None has each row, or group of it, scaled by its
-            greatest magnitude.
+            greatest magnitude. Where `scales` is "e4m3", what they are multiplied by.
+        zero: the zero point that goes with a static scale.
+        symmetric: no zero points.
+        reach: what the greatest magnitude becomes by a division; 0 is the greatest code, by a
+            product with its inverse.
+        scales: what scales are rounded to: "float32", "e4m3" (NVFP4) or "e8m0" (MX).
+        threshold: values as great are left as they are; 0 rounds all.
     """
 
     code: str
     group: int = 0
     scale: float | None = None
+    zero: float = 0.0
+    symmetric: bool = True
+    reach: float = 0.0
+    scales: str = "float32"
+    threshold: float = 0.0
 
 
 class CodedRows(NamedTuple):

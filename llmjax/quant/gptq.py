@@ -14,40 +14,55 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int, UInt8
+from jaxtyping import Float, Int, UInt8
 
 from ..errors import CheckpointFormatError
-from .base import CodedRows, Coding, Matrices, QuantisedMatrix, Tensors
+from .base import Matrices, Tensors
 from .integers import unpack
-from .layers import layers_of, require_groups, require_setting, require_tensor
+from .layers import (
+    FLOATS,
+    group_of,
+    layers_of,
+    order_of,
+    require_setting,
+    require_tensor,
+    settings_of,
+)
+from .zero_points import ZeroPointMatrix
 
-_FLOATS = ("F16", "BF16", "F32")
+_CODES_OF_WORDS = 32
+"""So many codes of any width fill whole words."""
 
 
 def read(settings: Mapping[str, Any], tensors: Tensors) -> Matrices:
     """The quantised matrices of a checkpoint; see `llmjax.quant.read_matrices`."""
-    bits, group = settings.get("bits"), int(settings.get("group_size", -1))
-    stored = settings.get("checkpoint_format", "gptq")
-    require_setting("bits", bits, (2, 3, 4, 8))
+    stored = settings.get("checkpoint_format", settings.get("format", "gptq"))
     require_setting("checkpoint_format", stored, ("gptq", "gptq_v2"))
     return {
-        f"{layer}.weight": _GPTQMatrix(layer, tensors, bits, group, less=int(stored == "gptq"))
+        f"{layer}.weight": _GPTQMatrix(
+            layer, tensors, settings_of(layer, settings), less=int(stored == "gptq")
+        )
         for layer in layers_of(tensors, "qweight")
     }
 
 
-class _GPTQMatrix(QuantisedMatrix):
-    def __init__(self, layer: str, tensors: Tensors, bits: int, group: int, less: int):
-        self._layer, self._bits, self._less = layer, bits, less
+class _GPTQMatrix(ZeroPointMatrix):
+    def __init__(self, layer: str, tensors: Tensors, settings: Mapping[str, Any], less: int):
+        bits: Any = settings.get("bits")
+        require_setting(f"bits of layer {layer}", bits, (2, 3, 4, 8))
         self._qweight = require_tensor(tensors, layer, "qweight", (None, None), ("I32",))
         words, N = self._qweight.shape
+        if words * 32 % bits or N * bits % 32:
+            raise CheckpointFormatError(
+                f"layer {layer}: qweight {[words, N]} does not hold whole rows of {bits} bits"
+            )
         K = words * 32 // bits
-        self.shape, self._group = (N, K), group if group > 0 else K
-        require_groups(layer, K, self._group)
-        groups = K // self._group
-        self._scales = require_tensor(tensors, layer, "scales", (groups, N), _FLOATS)
-        words = N * bits // 32
-        self._qzeros = require_tensor(tensors, layer, "qzeros", (groups, words), ("I32",))
+        group = group_of(layer, settings, K)
+        super().__init__(f"GPTQ {bits} bits", (N, K), bits, group)
+        self._layer, self._less = layer, less
+        self._scales = require_tensor(tensors, layer, "scales", (K // group, N), FLOATS)
+        width = N * bits // 32
+        self._qzeros = require_tensor(tensors, layer, "qzeros", (K // group, width), ("I32",))
         parts = ["qweight", "qzeros", "scales"]
         self._g_idx = None
         if f"{layer}.g_idx" in tensors:
@@ -56,37 +71,21 @@ class _GPTQMatrix(QuantisedMatrix):
         self.tensors = tuple(f"{layer}.{part}" for part in parts)
 
     @functools.cached_property
-    def _zeros(self) -> UInt8[np.ndarray, "groups N"]:
-        zeros = unpack(self._qzeros.read(), self._bits)
-        return (zeros + np.uint8(self._less)) & np.uint8(2**self._bits - 1)
-
-    @functools.cached_property
-    def coding(self) -> Coding:  # type: ignore[override]
-        zero = int(self._zeros.flat[0])
-        same = bool((self._zeros == zero).all())
-        name = f"GPTQ {self._bits} bits"
-        return Coding(name, self._bits, self._group, zero if same else 0, minima=not same)
-
-    @functools.cached_property
     def order(self) -> Int[np.ndarray, " K"] | None:  # type: ignore[override]
         if self._g_idx is None:
             return None
-        groups, (_, K) = self._g_idx.read(), self.shape
-        expected = np.arange(K) // self._group
-        if np.array_equal(groups, expected):
-            return None
-        order = np.argsort(groups, kind="stable")
-        if not np.array_equal(groups[order], expected):
-            raise CheckpointFormatError(
-                f"layer {self._layer}: g_idx does not put {self._group} inputs in each group"
-            )
-        return order
+        return order_of(self._layer, self._g_idx.read(), self._group)
 
-    def rows(self, start: int, stop: int) -> CodedRows:
+    def codes(self, start: int, stop: int) -> UInt8[np.ndarray, "R K"]:
         codes = unpack(self._qweight.columns(start, stop).T, self._bits)
-        if self.order is not None:
-            codes = codes[:, self.order]
-        scales = self._scales.columns(start, stop).T.astype(np.float32)
-        if not self.coding.minima:
-            return CodedRows(codes, scales)
-        return CodedRows(codes, scales, -scales * self._zeros[:, start:stop].T)
+        return codes if self.order is None else codes[:, self.order]
+
+    def scales(self, start: int, stop: int) -> Float[np.ndarray, "R groups"]:
+        return self._scales.columns(start, stop).T
+
+    def zeros(self, start: int, stop: int) -> UInt8[np.ndarray, "R groups"]:
+        first = start // _CODES_OF_WORDS * _CODES_OF_WORDS
+        last = min(-(-stop // _CODES_OF_WORDS) * _CODES_OF_WORDS, self.shape[0])
+        words = self._qzeros.columns(first * self._bits // 32, last * self._bits // 32)
+        zeros = unpack(words, self._bits)[:, start - first : stop - first].T
+        return zeros + np.uint8(self._less) & np.uint8(2**self._bits - 1)

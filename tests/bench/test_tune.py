@@ -14,7 +14,7 @@ from llmjax.errors import ConfigError
 from llmjax.models.config import DecoderConfig, RopeConfig
 from llmjax_kernels import tuned
 from llmjax_kernels.gpu import Gpu
-from llmjax_kernels.quant_matmul import FORMATS, QuantFormat, weight_shapes
+from llmjax_kernels.quant_matmul import FORMATS, InputFormat, QuantFormat, weight_shapes
 from llmjax_kernels.quant_matmul.args import QuantMatmulArgs
 from llmjax_kernels.quant_matmul.shapes import OP, Shape, by_rule, choose_shape, size_of
 from llmjax_serving.cli import main
@@ -113,7 +113,7 @@ def test_the_search_stays_where_nothing_is_clearly_faster():
 
 
 @pytest.mark.parametrize(
-    "format", [FORMATS["int4"], QuantFormat("fp8_e4m3", 128, quantised_inputs=True)]
+    "format", [FORMATS["int4"], QuantFormat("fp8_e4m3", 128, inputs=InputFormat("fp8_e4m3", 128))]
 )
 def test_only_shapes_that_fit_the_groups_are_tried(format):
     seen = []

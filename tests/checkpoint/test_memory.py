@@ -86,6 +86,20 @@ def test_safetensors_quantised(folders, big_tensors, quantization, least):
     assert_lean(small, big, quantization, pages=16, least=least)
 
 
+@needs_native
+def test_codes_that_lie_along_the_outputs(folders, big_tensors):
+    embed = big_tensors["model.embed_tokens.weight"].astype(ml_dtypes.bfloat16)
+    tensors = big_tensors | {"model.embed_tokens.weight": embed}
+    del tensors["lm_head.weight"]
+    tensors["lm_head.qweight"] = np.full((HIDDEN // 8, ROWS), 0x12345678, np.int32)
+    tensors["lm_head.qzeros"] = np.full((HIDDEN // 32, ROWS // 8), 0x77777777, np.int32)
+    tensors["lm_head.scales"] = np.full((HIDDEN // 32, ROWS), 0.1, np.float16)
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    small = folders("small", None, **WIDE)
+    big = folders("big", tensors, vocab_size=ROWS, quantization_config=settings, **WIDE)
+    assert_lean(small, big, "auto", pages=16, least=80e6)
+
+
 @pytest.mark.parametrize(
     ("dtype", "pages", "least"),
     [("float32", 0, 130e6), pytest.param("auto", 16, 70e6, marks=needs_native)],

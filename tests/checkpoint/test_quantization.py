@@ -27,7 +27,8 @@ from llmjax.checkpoint import convert, load_model
 from llmjax.checkpoint.data_file import FileCheckpoint
 from llmjax.errors import ConfigError
 from llmjax_kernels import native
-from llmjax_kernels.packed import QUANTISATIONS, PackedWeight, quantise
+from llmjax_kernels.packed import PackedWeight, quantise
+from llmjax_kernels.weight_format import QUANTISATIONS
 
 WIDE = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}
 """The tiny files' tensors as heads that the native kernels take."""

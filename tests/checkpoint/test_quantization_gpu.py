@@ -16,7 +16,7 @@ from llmjax.errors import ConfigError
 from llmjax_kernels import native, triton_call
 from llmjax_kernels.gpu import Gpu, compiling_for
 from llmjax_kernels.packed import quantise
-from llmjax_kernels.quant_matmul import FORMATS, QuantWeight
+from llmjax_kernels.quant_matmul import FORMATS, InputFormat, QuantWeight
 
 A100, H100 = Gpu(80, 108), Gpu(90, 132)
 WIDE = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}
@@ -74,7 +74,9 @@ def test_fp8_leaves_the_ends_alone_and_rounds_inputs_where_the_gpu_multiplies_it
             if expected[name].ndim == 1 or name in ("embed.weight", "head.weight"):
                 assert not isinstance(weight, QuantWeight)
                 continue
-            assert weight.format == FORMATS["fp8"]._replace(quantised_inputs=of_codes)
+            assert weight.format == FORMATS["fp8"]._replace(
+                inputs=InputFormat("fp8_e4m3") if of_codes else None
+            )
             exact = expected[name].astype(np.float32)
             # The greatest codes are 32 apart.
             most = np.abs(exact).max(-1, keepdims=True) * 16.01 / 448

@@ -10,7 +10,13 @@ from aot import compile_for
 from jax.sharding import Mesh
 from targets import TARGETS, Target
 
-from llmjax_kernels.quant_matmul import FORMATS, QuantFormat, quant_matmul, weight_shapes
+from llmjax_kernels.quant_matmul import (
+    FORMATS,
+    InputFormat,
+    QuantFormat,
+    quant_matmul,
+    weight_shapes,
+)
 from llmjax_kernels.quant_matmul.jax_triton import multiplies_codes
 
 
@@ -31,9 +37,9 @@ class Product:
 
 
 CODES = {
-    "int8 by int8": QuantFormat("int8", quantised_inputs=True),
-    "fp8 by fp8": QuantFormat("fp8_e4m3", quantised_inputs=True),
-    "fp8 by fp8, blocks": QuantFormat("fp8_e4m3", 128, quantised_inputs=True),
+    "int8 by int8": QuantFormat("int8", inputs=InputFormat("int8")),
+    "fp8 by fp8": QuantFormat("fp8_e4m3", inputs=InputFormat("fp8_e4m3")),
+    "fp8 by fp8, blocks": QuantFormat("fp8_e4m3", 128, inputs=InputFormat("fp8_e4m3", 128)),
 }
 DEQUANTISED = {
     **FORMATS,

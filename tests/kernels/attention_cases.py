@@ -9,6 +9,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from coded_weights import CODED, random_codes
 from jax import Array
 from random_weights import random_rows, unpacked
 
@@ -260,9 +261,10 @@ def _weight(format: str, N: int, K: int, rng: np.random.Generator) -> PackedWeig
     if format == "float32":
         return pack_float((rng.standard_normal((N, K)) / np.sqrt(K)).astype(np.float32))
     seed = rng.integers(1000)
-    spread = random_rows(format, N, K, np.random.default_rng(seed), 1.0).values.std()
+    make = random_codes if format in CODED else random_rows
+    spread = make(format, N, K, np.random.default_rng(seed), 1.0).values.std()
     scale = 1 / (spread * np.sqrt(K))
-    return random_rows(format, N, K, np.random.default_rng(seed), scale).pack()
+    return make(format, N, K, np.random.default_rng(seed), scale).pack()
 
 
 def _vector(rng: np.random.Generator, size: int) -> Array:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import jax
 import ml_dtypes
 import numpy as np
+from coded_weights import CODED, group_size, random_codes
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-from llmjax_kernels.packed import GGUF_FORMATS, PackedWeight, pack_float, pack_gguf
+from llmjax_kernels.packed import PackedWeight, pack_float, pack_gguf
+from llmjax_kernels.weight_format import GGUF_FORMATS
 
 # Where a block has its float16 scale, and its float16 minimum.
 SCALE_AT = {
@@ -19,7 +21,8 @@ SCALE_AT = {
 }
 MINIMUM_AT = {"Q4_1": 2, "Q5_1": 2, "Q4_K": 2, "Q5_K": 2, "Q2_K": 82}
 FLOATS = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
-FORMATS = (*GGUF_FORMATS, *FLOATS)
+QUANTISED = (*GGUF_FORMATS, *CODED)
+FORMATS = (*QUANTISED, *FLOATS)
 
 
 unpacked = jax.jit(PackedWeight.unpack)
@@ -27,7 +30,17 @@ unpacked = jax.jit(PackedWeight.unpack)
 
 def block_size(format: str) -> int:
     """The fewest inputs that a weight of this format can have."""
+    if format in CODED:
+        return group_size(format)
     return GGML_QUANT_SIZES[GGMLQuantizationType[format]][0] if format in GGUF_FORMATS else 1
+
+
+def order_of(weight: PackedWeight) -> np.ndarray:
+    """The input that is at each place of a packed weight."""
+    K = weight.shape[1]
+    if weight.order is None:
+        return np.arange(K)
+    return np.asarray(weight.data[weight.order : weight.order + 4 * K]).view(np.int32)
 
 
 @dataclass(frozen=True)
@@ -86,6 +99,9 @@ def random_weight(
     if format in FLOATS:
         values = rng.standard_normal((N, K)).astype(FLOATS[format])
         return pack_float(values), np.abs(values.astype(np.float32))
+    if format in CODED:
+        coded = random_codes(format, N, K, rng)
+        return coded.pack(), coded.magnitude
     weight = random_rows(format, N, K, rng)
     return weight.pack(), np.abs(weight.product) + np.abs(weight.minimum)
 

@@ -76,8 +76,17 @@ def test_agrees_with_the_reference(case):
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
-def test_takes_quantised_and_float_weights_together(kv_dtype):
-    case = Case(width=256, kv_dtype=kv_dtype, formats=("Q4_K", "Q6_K", "float32", "Q4_1"))
+@pytest.mark.parametrize(
+    "formats",
+    [
+        ("Q4_K", "Q6_K", "float32", "Q4_1"),
+        # Each has its inputs in an order of its own, or in none.
+        ("4 bits in order", "8 bits in order", "8 bits", "4 bits with minima in order"),
+        ("8 bits in order", "float32", "4 bits in order", "float32"),
+    ],
+)
+def test_takes_quantised_and_float_weights_together(formats, kv_dtype):
+    case = Case(width=256, kv_dtype=kv_dtype, formats=formats)
     rng = np.random.default_rng(1)
     layer, sequences = Layer(case), Sequences(case, MIXED, rng)
     tokens = sequences.starts[-1]

@@ -20,6 +20,10 @@ CASES = {
     "float32": Case(heads=3, kv_heads=1, page_size=128),
     "bfloat16, window, pages of 32": Case(kv_dtype="bfloat16", window=20, page_size=32),
     "quantised": Case(width=256, formats=("Q4_K", "Q8_0", "Q5_1", "Q4_1"), head_dim=16, rotary=6),
+    "in order": Case(
+        width=64,
+        formats=("4 bits in order", "8 bits in order", "8 bits with minima", "e2m1 by 16"),
+    ),
 }
 anywhere = st.one_of(
     st.integers(-2, 130), st.sampled_from([-(2**31), 2**31 - 1, 2**31 - 16, -(2**31) + 16])

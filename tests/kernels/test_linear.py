@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from random_weights import FLOATS, FORMATS, block_size, random_weight, unpacked
+from random_weights import FLOATS, FORMATS, block_size, order_of, random_weight, unpacked
 
 from llmjax_kernels.native.blocks import Projection, embed, linear
 
@@ -23,17 +23,26 @@ def activations(rows: int, K: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def error_bound(
-    x: np.ndarray, weight: np.ndarray, magnitude: np.ndarray, quantised: bool
+    x: np.ndarray,
+    weight: np.ndarray,
+    magnitude: np.ndarray,
+    quantised: bool,
+    order: np.ndarray | None = None,
 ) -> np.ndarray:
     """How far a product may be from the exact one.
 
     An activation is off by half a step of its group of 32, whose largest is 127 steps. Each
     of the float sums, of which there is one a group or one a value, and what they are scaled
     by, round a few times.
+
+    Args:
+        order: of the inputs as they are grouped, if it is another.
     """
     M, K = x.shape
     bound = 4 * (K // 32 + 4 if quantised else K + 4) * ULP * (np.abs(x) @ magnitude.T)
     if quantised:
+        if order is not None:
+            x, weight = x[:, order], weight[:, order]
         steps = np.abs(x).reshape(M, K // 32, 32).max(2) / 127
         bound += 0.50001 * np.repeat(steps, 32, axis=1) @ np.abs(weight).T
     return bound
@@ -49,7 +58,7 @@ def test_is_near_the_exact_product(format, N, blocks, set_threads):
     x = activations(max(ROWS), K, rng)
     values = np.asarray(unpacked(weight), np.float64)
     exact = x.astype(np.float64) @ values.T + (0 if bias is None else bias)
-    bound = error_bound(x, values, magnitude, format not in FLOATS)
+    bound = error_bound(x, values, magnitude, format not in FLOATS, order_of(weight))
     bound += 0 if bias is None else ULP * (np.abs(exact) + np.abs(bias))
     product = jax.jit(lambda x, rows: linear(x, Projection(weight, bias), rows))
 
@@ -80,7 +89,7 @@ def test_float_weights_of_any_width(format, K):
 
 
 @pytest.mark.every_isa
-@pytest.mark.parametrize("format", ["Q4_1", "Q6_K", "IQ4_NL", "bfloat16"])
+@pytest.mark.parametrize("format", ["Q4_1", "Q6_K", "IQ4_NL", "8 bits with minima", "bfloat16"])
 def test_what_is_not_finite_stays_so_and_in_its_row(format):
     rng = np.random.default_rng(0)
     weight, _ = random_weight(format, 17, 256, rng)
@@ -98,8 +107,8 @@ def test_what_is_not_finite_stays_so_and_in_its_row(format):
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_vanishing_activations_give_vanishing_products(format):
-    weight, _ = random_weight(format, 17, 256, np.random.default_rng(0))
-    x = np.full((1, 256), 1e-39, np.float32) * np.resize([1, -1, 1], 256)
+    weight, _ = random_weight(format, 17, 768, np.random.default_rng(0))
+    x = np.full((1, 768), 1e-39, np.float32) * np.resize([1, -1, 1], 768)
     out = np.asarray(linear(x.astype(np.float32), Projection(weight), np.array([1], np.int32)))
     assert (np.abs(out) < 1e-30).all()
 
@@ -113,7 +122,7 @@ def test_no_rows_at_all():
 @pytest.mark.every_isa
 @pytest.mark.parametrize("format", FORMATS)
 def test_embedding_rows_are_the_unpacked_ones(format):
-    weight, _ = random_weight(format, 83, 256, np.random.default_rng(0))
+    weight, _ = random_weight(format, 83, 768, np.random.default_rng(0))
     tokens = np.array([0, 82, 15, 16, 17, 0, *range(83)], np.int32)
     np.testing.assert_array_equal(embed(tokens, weight), np.asarray(unpacked(weight))[tokens])
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import EPS, project, rms_norm
-from random_weights import random_rows
+from random_weights import random_weight
 
 from llmjax.nn.mlp import ACTIVATIONS
 from llmjax_kernels.native.blocks import Projection, Residual, mlp_block
@@ -61,10 +61,18 @@ def test_extreme_gates_saturate(activation):
     np.testing.assert_allclose(found, expected, 1e-5, 1e-5)
 
 
-def test_quantised_rows_do_not_depend_on_their_company(set_threads):
+@pytest.mark.parametrize(
+    "formats",
+    [
+        ("Q4_K", "Q4_K", "Q6_K"),
+        # Each has its inputs in an order of its own.
+        ("4 bits in order", "8 bits in order", "4 bits with minima in order"),
+        ("4 bits in order", "bfloat16", "8 bits with minima"),
+    ],
+)
+def test_quantised_rows_do_not_depend_on_their_company(formats, set_threads):
     rng = np.random.default_rng(0)
-    down = Projection(random_rows("Q6_K", 256, 256, rng).pack())
-    gate, up = (Projection(random_rows("Q4_K", 256, 256, rng).pack()) for _ in range(2))
+    gate, up, down = (Projection(random_weight(f, 256, 256, rng)[0]) for f in formats)
     norm, residual = vector(rng, 256, 1), Residual(vector(rng, 256, 1))
     x = rng.standard_normal((70, 256)).astype(np.float32)
     block = jax.jit(lambda x, rows: mlp_block(x, norm, gate, up, down, "silu", residual, EPS, rows))

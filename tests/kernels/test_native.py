@@ -130,11 +130,11 @@ DIGEST = """
 import hashlib, sys
 import numpy as np
 sys.path.insert(0, sys.argv[1])
-from random_weights import GGUF_FORMATS, block_size, random_weight
+from random_weights import QUANTISED, block_size, random_weight
 from llmjax_kernels import native
 from llmjax_kernels.native.blocks import Projection, Residual, linear, mlp_block
 rng = np.random.default_rng(0)
-for format in GGUF_FORMATS:
+for format in QUANTISED:
     for N, blocks, rows in [(1, 1, 32), (83, 5, 47), (96, 1, 17), (33, 7, 150), (64, 25, 48)]:
         K = blocks * max(block_size(format), 32)
         weights = [Projection(random_weight(format, N, K, rng)[0]) for _ in range(2)]

@@ -7,14 +7,8 @@ import pytest
 from random_weights import FLOATS, block_size, random_rows, unpacked
 
 from llmjax_kernels import packed
-from llmjax_kernels.packed import (
-    GGUF_FORMATS,
-    Arena,
-    float_format,
-    gguf_format,
-    pack_float,
-    pack_gguf,
-)
+from llmjax_kernels.packed import Arena, pack_float, pack_gguf
+from llmjax_kernels.weight_format import GGUF_FORMATS, float_format, gguf_format
 
 EXACT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL")
 """Types whose blocks hold the float16 scales themselves."""

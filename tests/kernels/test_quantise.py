@@ -9,7 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from random_weights import unpacked
 
-from llmjax_kernels.packed import QUANTISATIONS, PackedWeight, quantise
+from llmjax_kernels.packed import PackedWeight, quantise
+from llmjax_kernels.weight_format import QUANTISATIONS
 
 DTYPES = {name: np.dtype(name) for name in ("float32", "float16")}
 DTYPES["bfloat16"] = np.dtype(ml_dtypes.bfloat16)

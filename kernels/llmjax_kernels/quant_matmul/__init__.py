@@ -1,6 +1,8 @@
 """Products with weights that stay quantised."""
 
-from .dispatch import format_here, quant_matmul
+from .coded import from_coded, quant_format
+from .dispatch import format_here, quant_matmul, with_quantised_inputs
+from .inputs import InputFormat
 from .weight import (
     FORMATS,
     QuantFormat,
@@ -13,12 +15,16 @@ from .weight import (
 
 __all__ = [
     "FORMATS",
+    "InputFormat",
     "QuantFormat",
     "QuantWeight",
     "format_here",
+    "from_coded",
     "from_packed",
     "make_weight",
+    "quant_format",
     "quant_matmul",
     "quantise_weight",
     "weight_shapes",
+    "with_quantised_inputs",
 ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ..gpu import target
 from . import jax_triton, reference
 from .args import QuantMatmulArgs
+from .inputs import InputFormat
 from .weight import FORMATS, QuantFormat, QuantWeight
 
 BACKENDS = (jax_triton, reference)
@@ -19,13 +22,15 @@ def quant_matmul(
 ) -> Float[Array, "*M N"]:
     """x W^T, accumulated in float32 (codes by codes of int8 in int32).
 
-    Weights are rounded to x's type before they are multiplied; with
-    `QuantFormat.quantised_inputs` x is rounded to codes instead.
+    Weights are rounded to x's type before they are multiplied, where codes are not multiplied
+    by codes; what `QuantFormat.inputs` says is done to x first.
 
     Args:
         out_dtype: of the result; by default x's.
     """
     rows = x.reshape(-1, x.shape[-1])
+    if weight.order is not None:
+        rows, weight = rows[:, weight.order], replace(weight, order=None)
     args = QuantMatmulArgs(rows, weight, jnp.dtype(out_dtype or x.dtype))
     backend = next(backend for backend in BACKENDS if backend.supports(args))
     return backend.run(args).reshape(*x.shape[:-1], weight.shape[0])
@@ -33,8 +38,12 @@ def quant_matmul(
 
 def format_here(name: str) -> QuantFormat:
     """What a name of `FORMATS` is here: FP8 times FP8 where the GPU multiplies it."""
-    of_codes = FORMATS[name]._replace(quantised_inputs=True)
+    return with_quantised_inputs(FORMATS[name]) if name == "fp8" else FORMATS[name]
+
+
+def with_quantised_inputs(format: QuantFormat) -> QuantFormat:
+    """The format whose codes are multiplied by codes, where a GPU that is here does it."""
+    of_codes = format._replace(inputs=InputFormat(format.code, format.group))
     gpu = target()
-    if name == "fp8" and gpu is not None and jax_triton.multiplies_codes(of_codes, gpu):
-        return of_codes
-    return FORMATS[name]
+    capable = gpu is not None and jax_triton.multiplies_codes(of_codes, gpu)
+    return of_codes if capable else format

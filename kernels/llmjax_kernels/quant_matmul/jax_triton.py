@@ -9,39 +9,41 @@ from jaxtyping import Array, Float
 from ..gpu import Gpu, target
 from ..triton_call import available, launch
 from .args import QuantMatmulArgs
+from .inputs import quantise_rows
 from .shapes import Shape, choose_shape
-from .weight import QuantFormat, quantise_rows
+from .weight import QuantFormat
 
 FP8_UNITS = 89
 """Compute capability of the first GPUs that multiply FP8."""
 
 
 def supports(args: QuantMatmulArgs) -> bool:
-    """Groups that are a power of two, and FP8 times FP8 where a GPU has it."""
+    """Groups that are a power of two."""
     if not available():
         return False
     gpu, format = target(), args.weight.format
     (M, K), N = args.x.shape, args.weight.shape[0]
-    capable = gpu is not None and multiplies_codes(format, gpu)
     # Places of rows of x and of a part are 32 bits; those of weights 64.
     fits = max(M * K, M * N) < 2**31 and args.x.dtype.itemsize <= 4
-    return capable and fits and format.group & (format.group - 1) == 0
+    return gpu is not None and fits and format.group & (format.group - 1) == 0
 
 
 def multiplies_codes(format: QuantFormat, gpu: Gpu) -> bool:
-    """Whether a GPU's matrix units take the codes of `format`, if it asks for that."""
-    asked = format.quantised_inputs and format.code == "fp8_e4m3"
-    return not asked or gpu.compute_capability >= FP8_UNITS
+    """Whether codes are multiplied by codes: a GPU's matrix units take those of `format`."""
+    known = format.code != "fp8_e4m3" or gpu.compute_capability >= FP8_UNITS
+    return format.of_codes and known
 
 
 def run(args: QuantMatmulArgs) -> Float[Array, "M N"]:
     gpu = target()
     assert gpu is not None  # supports() has said so
+    if not multiplies_codes(args.weight.format, gpu):
+        args = args.with_rounded_inputs()
     return run_as(args, choose_shape(args, gpu), gpu)
 
 
 def run_as(args: QuantMatmulArgs, shape: Shape, gpu: Gpu) -> Float[Array, "M N"]:
-    """The product, cut in a certain way."""
+    """The product, cut in a certain way; inputs that are rounded are multiplied as codes."""
     from . import triton_kernels as kernels
 
     x, weight, out_dtype = args
@@ -64,8 +66,9 @@ def run_as(args: QuantMatmulArgs, shape: Shape, gpu: Gpu) -> Float[Array, "M N"]
     }
     grid = (-(-M // shape.block_m), -(-N // shape.block_n), shape.splits)
     factor = 2.0**weight.exponent
-    if format.quantised_inputs:
-        factors = (*quantise_rows(x, format), weight.codes, weight.scales)
+    if format.inputs is not None:
+        rows = quantise_rows(x, format.inputs, weight.static_inputs)
+        factors = (*rows, weight.codes, weight.scales)
         inputs = (*factors, M, shape.splits, factor)
         parts = launch(kernels.codes_by_codes, grid, inputs, [out], {}, **common)[0]
     else:

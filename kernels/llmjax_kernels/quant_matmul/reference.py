@@ -7,7 +7,8 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .args import QuantMatmulArgs
-from .weight import grouped, numbers, quantise_rows
+from .inputs import grouped, quantise_rows
+from .weight import numbers
 
 
 def supports(args: QuantMatmulArgs) -> bool:
@@ -16,9 +17,9 @@ def supports(args: QuantMatmulArgs) -> bool:
 
 
 def run(args: QuantMatmulArgs) -> Float[Array, "M N"]:
-    x, weight, out_dtype = args
-    if weight.format.quantised_inputs:
-        return _of_codes(args).astype(out_dtype)
+    if args.weight.format.of_codes:
+        return _of_codes(args).astype(args.out_dtype)
+    x, weight, out_dtype = args.with_rounded_inputs()
     exact = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     return lax.dot_general(
         x,
@@ -33,8 +34,9 @@ def _of_codes(args: QuantMatmulArgs) -> Float[Array, "M N"]:
     """Codes by codes, group by group."""
     x, weight, _ = args
     format = weight.format
-    x_codes, x_scales = quantise_rows(x, format)
-    one, other = grouped(x_codes, format), weight.codes
+    assert format.inputs is not None
+    x_codes, x_scales = quantise_rows(x, format.inputs, weight.static_inputs)
+    one, other = grouped(x_codes, format.group), weight.codes
     if format.code != "int8":
         one, other = numbers(one, format), numbers(other, format)  # their products are exact
     wide = jnp.int32 if format.code == "int8" else jnp.float32

@@ -56,7 +56,7 @@ def size_of(args: QuantMatmulArgs) -> str:
     """Products that are cut alike: rows count up to a power of two."""
     format, (M, K), N = args.weight.format, args.x.shape, args.weight.shape[0]
     kind = f"{format.code}/{format.group}" + "+minima" * format.minima
-    inputs = format.code if format.quantised_inputs else args.x.dtype.name
+    inputs = format.code if format.inputs else args.x.dtype.name
     return f"{kind} {inputs} {max(16, power_of_two(M))}x{N}x{K}"
 
 
@@ -71,8 +71,8 @@ def by_rule(args: QuantMatmulArgs, gpu: Gpu) -> Shape:
     among programs until the chip is busy; for many, tiles as large as registers allow."""
     (M, K), N, format = args.x.shape, args.weight.shape[0], args.weight.format
     rows, hopper = max(16, power_of_two(M)), gpu.compute_capability >= HOPPER
-    scaled_sums = format.quantised_inputs and format.group > 0  # are in registers twice
-    if args.x.dtype == jnp.float32 and not format.quantised_inputs:
+    scaled_sums = format.inputs is not None and format.group > 0  # are in registers twice
+    if args.x.dtype == jnp.float32 and format.inputs is None:
         shape = Shape(min(rows, 32), 64, 32, 4, 2, 1)  # multiplied one by one, in registers
     elif M <= FEW_ROWS:
         shape = Shape(rows, min(128, 4096 // rows), 128, 4, 4, 1)
@@ -100,7 +100,7 @@ def candidates(args: QuantMatmulArgs, shape: Shape) -> Iterable[Shape]:
         for value in values:
             other = shape._replace(**{name: value})
             fits = group % other.block_k == 0
-            if args.weight.format.quantised_inputs and group:
+            if args.weight.format.inputs and group:
                 fits = other.block_k == group
             if fits and other != shape:
                 yield other

@@ -17,10 +17,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Integer, Shaped
 
 from ..packed import PackedWeight
+from .inputs import InputFormat, grouped, quantise_rows
 
-SMALLEST_GROUP = 32
-MOST = {"int8": 127.0, "fp8_e4m3": 448.0}
-"""The greatest value of a code that is signed."""
+SMALLEST_GROUP = 16
+SMALLEST_GROUP_OF_CODES = 32
+"""Where codes are multiplied by codes: matrix units take no fewer bytes."""
 
 
 class QuantFormat(NamedTuple):
@@ -31,14 +32,23 @@ class QuantFormat(NamedTuple):
         group: consecutive inputs that share a scale; 0 for all of a row. One scale for a whole
             matrix, or for a block of rows, is repeated for each row.
         minima: whether groups have minima. A zero point z is the minimum -z * scale.
-        quantised_inputs: the other factor is rounded to the same type of codes, with a scale
-            for each of its rows and groups, and the codes are multiplied (W8A8).
+        inputs: what the other factor is rounded to; None leaves it.
     """
 
     code: str
     group: int = 0
     minima: bool = False
-    quantised_inputs: bool = False
+    inputs: InputFormat | None = None
+
+    @property
+    def of_codes(self) -> bool:
+        """Codes may be multiplied by codes: those of the inputs are of the same kind, and their
+        scales are of the same groups."""
+        x = self.inputs
+        if x is None or self.minima or self.code not in ("int8", "fp8_e4m3"):
+            return False
+        fits = x.group == self.group and (not x.group or x.group >= SMALLEST_GROUP_OF_CODES)
+        return x.is_plain and x.code == self.code and fits
 
     def codes_shape(self, N: int, K: int) -> tuple[int, int, int]:
         """Of the array of codes: groups, rows, bytes of a group in a row."""
@@ -52,8 +62,9 @@ class QuantFormat(NamedTuple):
 
     @property
     def scale_dtype(self) -> np.dtype:
-        """FP8's are as given; those of whole rows are few, and may be as fine as they like."""
-        small = self.group and self.code != "fp8_e4m3"
+        """FP8's, and where inputs are rounded, are as given; those of whole rows are few, and may
+        be as fine as they like."""
+        small = self.group and self.code != "fp8_e4m3" and self.inputs is None
         return np.dtype(np.float16 if small else np.float32)
 
 
@@ -76,6 +87,9 @@ class QuantWeight:
         shape: (N, K).
         exponent: every value is multiplied by 2 to this power, which brings small scales into
             float16's range.
+        order: the input that is at each place of `codes`; None has them as they are.
+        static_inputs: scale and zero point of the inputs, where these need them (of NVFP4, what
+            scales are multiplied by before they are rounded, and nothing).
     """
 
     codes: Shaped[Array, "groups N bytes"]
@@ -83,6 +97,8 @@ class QuantWeight:
     shape: tuple[int, int] = field(metadata={"static": True})
     format: QuantFormat = field(metadata={"static": True})
     exponent: int = field(default=0, metadata={"static": True})
+    order: Int[Array, " K"] | None = None
+    static_inputs: Float[Array, " 2"] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -103,7 +119,10 @@ def _values(weight: QuantWeight, codes: Array, scales: Array) -> Array:
     if format.minima:
         values += scales[1, :, :, None].astype(jnp.float32)
     values = jnp.swapaxes(values, 0, 1).reshape(codes.shape[1], -1)[:, : weight.shape[1]]
-    return values * jnp.float32(2.0**weight.exponent)
+    values *= jnp.float32(2.0**weight.exponent)
+    if weight.order is None:
+        return values
+    return jnp.zeros_like(values).at[:, weight.order].set(values)
 
 
 def numbers(
@@ -124,12 +143,14 @@ def make_weight(
     *,
     minima: Float[Array, "groups N"] | None = None,
     exponent: int = 0,
+    static_inputs: Float[Array, " 2"] | None = None,
 ) -> QuantWeight:
     """A weight of codes and scales that are known, of a checkpoint's say.
 
     Args:
         codes: one a place; of FP8 as bytes.
         minima: where `format` has them.
+        static_inputs: where `format.inputs` needs them.
 
     Raises:
         ValueError: shapes do not fit one another, or groups are not whole blocks.
@@ -144,21 +165,15 @@ def make_weight(
         )
     if format.group % SMALLEST_GROUP:
         raise ValueError(f"groups of {format.group}, allowed: multiples of {SMALLEST_GROUP}")
-    if format.quantised_inputs and (format.minima or format.code not in MOST):
-        raise ValueError(f"inputs quantised as {format}, allowed: {', '.join(MOST)}, no minima")
-    codes = grouped(codes.astype(format.code_dtype), format)
+    needed = format.inputs is not None and format.inputs.needs_static
+    if needed != (static_inputs is not None):
+        raise ValueError(f"static inputs are {'missing' if needed else 'given'} for {format}")
+    codes = grouped(codes.astype(format.code_dtype), format.group)
     if format.code == "int4":
         codes = jnp.pad(codes, ((0, 0), (0, 0), (0, codes.shape[2] % 2)))
         codes = codes[:, :, ::2] | codes[:, :, 1::2] << 4
     scales = jnp.stack(parts).astype(format.scale_dtype)
-    return QuantWeight(codes, scales, (N, K), format, exponent)
-
-
-def grouped(codes: Shaped[Array, "R K"], format: QuantFormat) -> Shaped[Array, "groups R size"]:
-    """Rows cut in groups, the last filled up with zeros."""
-    R, K = codes.shape
-    size = format.group or K
-    return jnp.pad(codes, ((0, 0), (0, -K % size))).reshape(R, -1, size).swapaxes(0, 1)
+    return QuantWeight(codes, scales, (N, K), format, exponent, static_inputs=static_inputs)
 
 
 def weight_shapes(N: int, K: int, format: QuantFormat) -> QuantWeight:
@@ -168,7 +183,8 @@ def weight_shapes(N: int, K: int, format: QuantFormat) -> QuantWeight:
     def zeros() -> QuantWeight:
         codes = jnp.zeros(shape, format.code_dtype)
         scales = jnp.zeros((1 + format.minima, groups, N), format.scale_dtype)
-        return QuantWeight(codes, scales, (N, K), format)
+        static = jnp.zeros(2) if format.inputs is not None and format.inputs.needs_static else None
+        return QuantWeight(codes, scales, (N, K), format, static_inputs=static)
 
     return jax.eval_shape(zeros)
 
@@ -202,20 +218,5 @@ def _laid_out(weight: PackedWeight) -> QuantWeight:
 def quantise_weight(values: Float[Array, "N K"], format: QuantFormat) -> QuantWeight:
     """The nearest codes under scales that make the greatest magnitude of a group the greatest
     code; of "int8" and "fp8_e4m3"."""
-    codes, scales = quantise_rows(values, format)
+    codes, scales = quantise_rows(values, InputFormat(format.code, format.group))
     return make_weight(codes, scales.T, format)
-
-
-def quantise_rows(
-    x: Float[Array, "R K"], format: QuantFormat
-) -> tuple[Shaped[Array, "R K"], Float[Array, "R groups"]]:
-    """Codes of rows, and a float32 scale for each row and group of `format`."""
-    (R, K), most = x.shape, MOST[format.code]
-    groups = grouped(x.astype(jnp.float32), format)
-    largest = jnp.max(jnp.abs(groups), axis=-1)
-    codes = groups * jnp.where(largest > 1e-30, most / largest, 0)[..., None]
-    codes = jnp.clip(codes, -most, most).swapaxes(0, 1).reshape(R, -1)[:, :K]
-    if format.code == "int8":
-        return jnp.round(codes).astype(jnp.int8), largest.T / most
-    bits = jax.lax.bitcast_convert_type(codes.astype(jnp.float8_e4m3fn), jnp.uint8)
-    return bits, largest.T / most

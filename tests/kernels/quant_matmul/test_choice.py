@@ -12,6 +12,7 @@ from llmjax_kernels import triton_call
 from llmjax_kernels.gpu import Gpu, compiling_for
 from llmjax_kernels.quant_matmul import (
     FORMATS,
+    InputFormat,
     QuantFormat,
     format_here,
     jax_triton,
@@ -21,8 +22,12 @@ from llmjax_kernels.quant_matmul import (
 from llmjax_kernels.quant_matmul.args import QuantMatmulArgs
 
 A100, H100 = Gpu(80, 108), Gpu(90, 132)
-FP8_CODES = QuantFormat("fp8_e4m3", quantised_inputs=True)
-ALL = [*FORMATS.values(), FP8_CODES, QuantFormat("fp8_e4m3", 128, quantised_inputs=True)]
+FP8_CODES = QuantFormat("fp8_e4m3", inputs=InputFormat("fp8_e4m3"))
+ALL = [
+    *FORMATS.values(),
+    FP8_CODES,
+    QuantFormat("fp8_e4m3", 128, inputs=InputFormat("fp8_e4m3", 128)),
+]
 
 
 @pytest.fixture
@@ -40,11 +45,13 @@ def test_fp8_times_fp8_needs_a_gpu_that_has_it(installed):
     args = arguments(8, format=FP8_CODES)
     assert not jax_triton.supports(args)
     with compiling_for(A100):
-        assert not jax_triton.supports(args)
-        assert jax_triton.supports(arguments(8, format=FORMATS["fp8"]))
+        # There inputs are rounded, and multiplied as floats.
+        assert jax_triton.supports(args)
+        assert not jax_triton.multiplies_codes(FP8_CODES, A100)
         assert format_here("fp8") == FORMATS["fp8"]
     with compiling_for(H100):
         assert jax_triton.supports(args)
+        assert jax_triton.multiplies_codes(FP8_CODES, H100)
         assert format_here("fp8") == FP8_CODES
         assert format_here("int8") == FORMATS["int8"]
 

@@ -11,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_backend import triton_backend
 
-from llmjax_kernels.quant_matmul import QuantFormat, jax_triton, make_weight, reference
+from llmjax_kernels.quant_matmul import (
+    InputFormat,
+    QuantFormat,
+    jax_triton,
+    make_weight,
+    reference,
+)
 from llmjax_kernels.quant_matmul.args import QuantMatmulArgs
 
 WEIGHTS = {
@@ -24,10 +30,25 @@ WEIGHTS = {
     "fp8, blocks": QuantFormat("fp8_e4m3", 128),
 }
 CODES = {
-    "int8": QuantFormat("int8", quantised_inputs=True),
-    "int8, groups": QuantFormat("int8", 128, quantised_inputs=True),
-    "fp8": QuantFormat("fp8_e4m3", quantised_inputs=True),
-    "fp8, blocks": QuantFormat("fp8_e4m3", 128, quantised_inputs=True),
+    "int8": QuantFormat("int8", inputs=InputFormat("int8")),
+    "int8, groups": QuantFormat("int8", 128, inputs=InputFormat("int8", 128)),
+    "fp8": QuantFormat("fp8_e4m3", inputs=InputFormat("fp8_e4m3")),
+    "fp8, blocks": QuantFormat("fp8_e4m3", 128, inputs=InputFormat("fp8_e4m3", 128)),
+    "int8, static": QuantFormat("int8", inputs=InputFormat("int8", static=True)),
+    "fp8, static": QuantFormat("fp8_e4m3", inputs=InputFormat("fp8_e4m3", static=True)),
+    "int8, as compressed-tensors": QuantFormat("int8", inputs=InputFormat("int8", reach=127.5)),
+}
+ROUNDED = {
+    "int8, zero points": QuantFormat("int8", inputs=InputFormat("int8", symmetric=False)),
+    "int8, static zero point": QuantFormat(
+        "int8", inputs=InputFormat("int8", static=True, symmetric=False)
+    ),
+    "int8 of groups, minima": QuantFormat("int8", 64, True, InputFormat("int8")),
+    "int4": QuantFormat("int8", 32, inputs=InputFormat("int4", reach=7.5)),
+    "nvfp4": QuantFormat("fp8_e4m3", 16, inputs=InputFormat("e2m1", 16, scales="e4m3")),
+    "mxfp4": QuantFormat("fp8_e4m3", 32, inputs=InputFormat("e2m1", 32, scales="e8m0")),
+    "mxfp8": QuantFormat("fp8_e4m3", 32, inputs=InputFormat("fp8_e4m3", 32, scales="e8m0")),
+    "LLM.int8": QuantFormat("int8", inputs=InputFormat("int8", threshold=1.5)),
 }
 SIZES = {"one row": (1, 96, 672), "few": (19, 65, 300), "many": (70, 67, 97)}
 """M, N, K."""
@@ -70,12 +91,19 @@ def test_codes_are_multiplied(backend, format):
     check(backend, format, SIZES["many"], "float32")
 
 
+@pytest.mark.parametrize("format", ROUNDED.values(), ids=ROUNDED)
+def test_inputs_are_rounded_first_where_codes_cannot_be_multiplied(backend, format):
+    assert not format.of_codes
+    check(backend, format, SIZES["few"], "float32")
+    check(backend, format, SIZES["many"], "float32")
+
+
 @settings(max_examples=6, deadline=None)
 @given(
     M=st.integers(1, 70),
     N=st.integers(1, 140),
     K=st.integers(1, 600),
-    format=st.sampled_from([*WEIGHTS.values(), *CODES.values()]),
+    format=st.sampled_from([*WEIGHTS.values(), *CODES.values(), *ROUNDED.values()]),
     seed=st.integers(0, 9),
 )
 def test_any_size(M, N, K, format, seed):
@@ -93,7 +121,9 @@ def check(backend, format, size, dtype, *, out_dtype=None, seed=1):
     (M, N, K), rng = size, np.random.default_rng(seed)
     x = jnp.asarray(rng.standard_normal((M, K)), dtype)
     codes, scales, minima = random_codes(format, N, K, rng)
-    weight = made(codes, scales, format, minima=minima, exponent=-3)
+    needed = format.inputs is not None and format.inputs.needs_static
+    static = STATIC[format.inputs.scales] if needed else None
+    weight = made(codes, scales, format, minima=minima, exponent=-3, static_inputs=static)
     out = backend(x, weight, jnp.dtype(out_dtype or dtype))
 
     assert out.dtype == (out_dtype or dtype)
@@ -101,8 +131,8 @@ def check(backend, format, size, dtype, *, out_dtype=None, seed=1):
     if minima is not None:
         values += spread(minima, format, K)
     inputs = np.asarray(x, np.float64)
-    if format.quantised_inputs:
-        inputs = rounded(inputs, format)
+    if format.inputs is not None:
+        inputs = rounded(inputs, format.inputs)
     expected = inputs @ (values * 2.0**-3).T
     error = np.abs(np.asarray(out, np.float64) - expected)
     assert (error <= TOLERANCE[dtype] * np.abs(expected).max(-1, keepdims=True)).all()
@@ -134,16 +164,58 @@ def spread(scales, format, K):
 
 
 def rounded(x, format):
-    """Each row and group to multiples of its greatest magnitude over the greatest code."""
+    """Each row and group to the nearest codes, by its own scale or a static one."""
     result, size = np.empty_like(x), format.group or x.shape[1]
     for start in range(0, x.shape[1], size):
         part = x[:, start : start + size].astype(np.float32)
-        largest = np.abs(part).max(-1, keepdims=True)
-        most = np.float32(127 if format.code == "int8" else 448)
-        codes = part * (most / largest)
-        codes = np.rint(codes) if format.code == "int8" else codes.astype(ml_dtypes.float8_e4m3fn)
-        result[:, start : start + size] = codes.astype(np.float64) * (largest / most)
+        kept = np.abs(part) >= (format.threshold or np.inf)
+        small = np.where(kept, 0, part)
+        if format.threshold:
+            small = small.astype(np.float16).astype(np.float32)
+        scale, zero, scaled = scale_and_zero(small, format)
+        codes = nearest(scaled + zero, format.code).astype(np.float64)
+        result[:, start : start + size] = np.where(kept, part, (codes - zero) * scale)
     return result
+
+
+MOST = {"int4": 7, "int8": 127, "fp8_e4m3": 448, "e2m1": 6}
+STATIC = {"float32": np.float32([0.02, 7]), "e4m3": np.float32([900, 0])}
+
+
+def scale_and_zero(x, format):
+    """Of rows, and these over the scale."""
+    most = np.float32(format.reach or MOST[format.code])
+    if format.static:
+        scale, zero = STATIC["float32"]
+        return scale, zero * (not format.symmetric), x / scale
+    if not format.symmetric:
+        low, high = x.min(-1, keepdims=True), x.max(-1, keepdims=True)
+        low, high = np.minimum(low, 0), np.maximum(high, 0)
+        scale = (high - low) / np.float32(255)
+        return scale, np.clip(np.rint(-128 - low / scale), -128, 127), x / scale
+    largest = np.abs(x).max(-1, keepdims=True)
+    scale = largest / most
+    if format.scales == "float32":
+        return scale, 0, x * (most / largest)
+    if format.scales == "e8m0":
+        mantissa, exponent = np.frexp(scale * most)  # 0.5 to 1
+        largest_code = np.floor(np.log2(most))
+        scale = np.ldexp(1.0, exponent - 1 + (mantissa >= 0.875)) / 2**largest_code
+    if format.scales == "e4m3":
+        factor = STATIC["e4m3"][0]
+        codes = np.minimum(scale * factor, 448).astype(ml_dtypes.float8_e4m3fn)
+        scale = codes.astype(np.float32) / factor
+    scale = scale.astype(np.float32)
+    return scale, 0, x / scale
+
+
+def nearest(x, code):
+    most = MOST[code]
+    if code == "e2m1":
+        return np.clip(x, -most, most).astype(ml_dtypes.float4_e2m1fn)
+    if code == "fp8_e4m3":
+        return np.clip(x, -most, most).astype(ml_dtypes.float8_e4m3fn)
+    return np.clip(np.rint(x), -most - 1, most)
 
 
 def test_weights_with_a_zero_point_fit_as_minima():
@@ -173,9 +245,13 @@ def test_what_does_not_fit_is_refused():
         (QuantFormat("int8", 64), None),  # one group
         (QuantFormat("int4", 32, minima=True), None),
         (QuantFormat("int8", 32), scales),
-        (QuantFormat("int4", 32, quantised_inputs=True), None),
     ]:
-        with pytest.raises(ValueError, match=r"allowed|expected"):
+        with pytest.raises(ValueError, match="expected"):
             make_weight(codes, scales, format, minima=minima)
-    with pytest.raises(ValueError, match="groups of 48"):
-        make_weight(codes, scales, QuantFormat("int4", 48))
+    with pytest.raises(ValueError, match="groups of 40"):
+        make_weight(codes, scales, QuantFormat("int4", 40))
+    static = QuantFormat("int8", 32, inputs=InputFormat("int8", static=True))
+    with pytest.raises(ValueError, match="static inputs are missing"):
+        make_weight(codes, scales, static)
+    with pytest.raises(ValueError, match="static inputs are given"):
+        make_weight(codes, scales, QuantFormat("int8", 32), static_inputs=jnp.ones(2))

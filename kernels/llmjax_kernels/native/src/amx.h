@@ -109,7 +109,8 @@ class TilePair {
     const uint8_t* codes = w_.tile(tile_ + std::min<int64_t>(t, tiles_ - 1));
     const uint8_t* scales = codes + w_.format.code_bytes(w_.K);
     const uint8_t* minima = scales + w_.format.scale_bytes(w_.K);
-    const U8 zero = U8{} + (kMinima ? uint8_t(0) : w_.format.zero);
+    const U8 zero = U8{} + w_.format.zero;
+    const uint8_t* table = kTables[w_.format.table()];
     for (int64_t g = 0; g < count; ++g) {
       ahead_.Fetch();
       const int64_t group = begin + g;
@@ -118,7 +119,7 @@ class TilePair {
 #pragma GCC unroll 8
       for (int i = 0; i < kVectors; ++i) {
         U8 c = second ? Codes<kBits>(block, (i + kVectors) % 8) : Codes<kBits>(block, i);
-        if constexpr (kTable) c = Lookup(kIq4Table, c);
+        if constexpr (kTable) c = Lookup(table, c);
         codes_[t][g][i] = c - zero;
       }
       scales_[g][t] = FromF16(Load<U16>(scales + group * 32));

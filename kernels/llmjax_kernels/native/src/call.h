@@ -78,41 +78,75 @@ class Call {
   size_t used_ = 0;
 };
 
-// A weight from its buffer and the attributes that describe it: offset, format, N, K, exponent.
+// A weight from its buffer and the attributes that describe it: offset, format, N, K, exponent,
+// and the offset of its order, -1 for none.
 Weight MakeWeight(const U8& data, ffi::Span<const int64_t> about, int index) {
-  const int64_t* a = about.begin() + 5 * index;
-  return {data.typed_data() + a[0], Format::Decode(a[1]), a[2], a[3], std::ldexp(1.0f, int(a[4]))};
+  const int64_t* a = about.begin() + 6 * index;
+  const uint8_t* order = a[5] < 0 ? nullptr : data.typed_data() + a[5];
+  return {data.typed_data() + a[0],      Format::Decode(a[1]), a[2], a[3],
+          std::ldexp(1.0f, int(a[4])), reinterpret_cast<const int32_t*>(order)};
 }
 
-// Rows of `x`, normed if `norm` or `always`, as the weights that follow read them.
-Activations Prepare(Call& call, const float* x, int64_t M, int64_t K, const float* norm, float eps,
-                    std::initializer_list<const Weight*> weights) {
-  bool codes = false, values = false;
-  for (const Weight* w : weights) (w->format.quantised() ? codes : values) = true;
-  Activations a{};
-  a.values = x;
-  float* normed = norm ? call.Scratch<float>(M * K) : nullptr;
-  const Kernels& kernels = BestKernels();
-  const int64_t room = Activations::Padded(M) * K;
-  if (codes) {
+// Rows as several weights read them. Those that have the same order of inputs share them.
+class Inputs {
+ public:
+  // Adds what `w` reads, with room for the codes of M rows where it is quantised.
+  void Add(Call& call, const Weight& w, int64_t M) {
+    int i = 0;
+    while (i < count_ && orders_[i] != w.order) ++i;
+    if (i == count_) orders_[count_++] = w.order;
+    Activations& a = made_[i];
+    if (!w.format.quantised() || a.codes) return;
+    const int64_t room = Activations::Padded(M) * w.K;
     a.codes = call.Scratch<int8_t>(room);
     a.scales = call.Scratch<float>(room / 32);
     a.sums = call.Scratch<float>(room / 32);
     a.half_sums = call.Scratch<float>(room / 16);
   }
-  if (!codes && !norm) return a;
+  const Activations& For(const Weight& w) const {
+    int i = 0;
+    while (orders_[i] != w.order) ++i;
+    return made_[i];
+  }
+  bool codes() const {
+    bool any = false;
+    for (const Activations& a : made_) any |= a.codes != nullptr;
+    return any;
+  }
+  void SetValues(const float* x) {
+    for (Activations& a : made_) a.values = x;
+  }
+  void Quantize(const float* x, int64_t K, int64_t row) const {
+    for (int i = 0; i < count_; ++i)
+      if (made_[i].codes) BestKernels().quantize(x, orders_[i], K, row, made_[i]);
+  }
+
+ private:
+  static constexpr int kMost = 3;  // weights of one input: queries, keys, values
+  int count_ = 0;
+  const int32_t* orders_[kMost] = {};
+  Activations made_[kMost] = {};
+};
+
+// Rows of `x`, normed if `norm`, as the weights that follow read them.
+Inputs Prepare(Call& call, const float* x, int64_t M, int64_t K, const float* norm, float eps,
+               std::initializer_list<const Weight*> weights) {
+  Inputs in;
+  for (const Weight* w : weights) in.Add(call, *w, M);
+  float* normed = norm ? call.Scratch<float>(M * K) : nullptr;
+  in.SetValues(norm ? normed : x);
+  if (!in.codes() && !norm) return in;
   call.Ranges(M, Activations::kRows, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const float* from = x + row * K;
       if (norm) {
-        kernels.rms_norm(from, norm, eps, K, normed + row * K);
+        BestKernels().rms_norm(from, norm, eps, K, normed + row * K);
         from = normed + row * K;
       }
-      if (codes) kernels.quantize(from, K, row, a);
+      in.Quantize(from, K, row);
     }
   });
-  if (norm) a.values = normed;
-  return a;
+  return in;
 }
 
 struct Product {
@@ -147,23 +181,23 @@ void EachPiece(Call& call, int64_t M, std::initializer_list<Product> products, c
   });
 }
 
-void Multiply(Call& call, const Activations& a, int64_t M, std::initializer_list<Product> products) {
+void Multiply(Call& call, const Inputs& in, int64_t M, std::initializer_list<Product> products) {
   const Kernels& kernels = BestKernels();
   EachPiece(call, M, products, [&](const Product& p, int64_t r0, int64_t r1, int64_t t0, int64_t t1) {
-    kernels.matmul(*p.weight, a, r0, r1, t0, t1, p.to);
+    kernels.matmul(*p.weight, in.For(*p.weight), r0, r1, t0, t1, p.to);
   });
 }
 
 // out = residual + residual_scale * norm?(a W^T + bias); the rows behind M are cleared.
-void MultiplyAdd(Call& call, const Activations& a, int64_t M, int64_t rows, const Weight& w,
+void MultiplyAdd(Call& call, const Inputs& in, int64_t M, int64_t rows, const Weight& w,
                  const float* bias, const float* post_norm, float eps, const float* residual,
                  float residual_scale, float* out) {
   const int64_t D = w.N;
   if (!post_norm) {
-    Multiply(call, a, M, {{&w, {out, D, bias, residual, residual_scale}}});
+    Multiply(call, in, M, {{&w, {out, D, bias, residual, residual_scale}}});
   } else {
     float* product = call.Scratch<float>(M * D);
-    Multiply(call, a, M, {{&w, {product, D, bias, nullptr, 0}}});
+    Multiply(call, in, M, {{&w, {product, D, bias, nullptr, 0}}});
     const Kernels& kernels = BestKernels();
     call.Ranges(M, 8, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {

@@ -104,7 +104,7 @@ ffi::Error AttentionBlock(ffi::ThreadPool pool, F32 x, S32 query_starts, S32 kv_
   float* qkv = call.Scratch<float>(M * width);
   float* attended = call.Scratch<float>(M * q.N);
 
-  const Activations in = Prepare(call, x.typed_data(), M, D, Optional(norm), eps, {&q, &k, &v});
+  const Inputs in = Prepare(call, x.typed_data(), M, D, Optional(norm), eps, {&q, &k, &v});
   Multiply(call, in, M,
            {{&q, {qkv, width, Optional(bq), nullptr, 0}},
             {&k, {qkv + q.N, width, Optional(bk), nullptr, 0}},
@@ -156,7 +156,7 @@ ffi::Error AttentionBlock(ffi::ThreadPool pool, F32 x, S32 query_starts, S32 kv_
 
   AttendAll(call, a);
 
-  const Activations mixed = Prepare(call, attended, M, q.N, nullptr, 0, {&o});
+  const Inputs mixed = Prepare(call, attended, M, q.N, nullptr, 0, {&o});
   MultiplyAdd(call, mixed, M, rows, o, Optional(bo), Optional(post_norm), eps, x.typed_data(),
               residual_scale, out->typed_data());
   return ffi::Error::Success();
@@ -175,13 +175,13 @@ ffi::Error MlpBlock(ffi::ThreadPool pool, F32 x, S32 num_tokens, F32 norm, U8 wg
   const Weight gate = MakeWeight(wgate, weights, 0), up = MakeWeight(wup, weights, 1),
                down = MakeWeight(wdown, weights, 2);
   float* hidden = call.Scratch<float>(M * gate.N);
-  const Activations in = Prepare(call, x.typed_data(), M, D, Optional(norm), eps, {&gate, &up});
+  const Inputs in = Prepare(call, x.typed_data(), M, D, Optional(norm), eps, {&gate, &up});
   EachPiece(call, M, {{&gate, {}}},
             [&](const Product&, int64_t r0, int64_t r1, int64_t t0, int64_t t1) {
-              kernels.gated(gate, up, in, r0, r1, t0, t1, Activation(activation), Optional(bgate),
-                            Optional(bup), hidden, gate.N);
+              kernels.gated(gate, up, in.For(gate), in.For(up), r0, r1, t0, t1,
+                            Activation(activation), Optional(bgate), Optional(bup), hidden, gate.N);
             });
-  const Activations mid = Prepare(call, hidden, M, gate.N, nullptr, 0, {&down});
+  const Inputs mid = Prepare(call, hidden, M, gate.N, nullptr, 0, {&down});
   MultiplyAdd(call, mid, M, rows, down, Optional(bdown), Optional(post_norm), eps, x.typed_data(),
               residual_scale, out->typed_data());
   return ffi::Error::Success();
@@ -194,7 +194,7 @@ ffi::Error Linear(ffi::ThreadPool pool, F32 x, S32 num_rows, U8 data, F32 bias, 
   Call call(pool);
   const Weight w = MakeWeight(data, weights, 0);
   const int64_t rows = x.dimensions()[0], M = num_rows.typed_data()[0];
-  const Activations in = Prepare(call, x.typed_data(), M, w.K, nullptr, 0, {&w});
+  const Inputs in = Prepare(call, x.typed_data(), M, w.K, nullptr, 0, {&w});
   Multiply(call, in, M, {{&w, {out->typed_data(), w.N, Optional(bias), nullptr, 0}}});
   std::memset(out->typed_data() + M * w.N, 0, (rows - M) * w.N * sizeof(float));
   return ffi::Error::Success();

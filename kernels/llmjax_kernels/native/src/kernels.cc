@@ -107,9 +107,10 @@ inline F32 Gate(Activation kind, F32 x) {
 // Of `gate` before those of `up`, which find their products still in the cache.
 constexpr int64_t kTilesOfGate = 4 * kTilesAtOnce;
 
-void Gated(const Weight& gate, const Weight& up, const Activations& a, int64_t row_begin,
-           int64_t row_end, int64_t tile_begin, int64_t tile_end, Activation activation,
-           const float* gate_bias, const float* up_bias, float* out, int64_t stride) {
+void Gated(const Weight& gate, const Weight& up, const Activations& for_gate,
+           const Activations& for_up, int64_t row_begin, int64_t row_end, int64_t tile_begin,
+           int64_t tile_end, Activation activation, const float* gate_bias, const float* up_bias,
+           float* out, int64_t stride) {
   const auto write_gate = [&](int64_t row, int64_t tile, F32 value) {
     const int64_t n = tile * kLanes, lanes = gate.N - n;
     if (gate_bias) value += LoadLanes(gate_bias + n, lanes);
@@ -123,8 +124,8 @@ void Gated(const Weight& gate, const Weight& up, const Activations& a, int64_t r
   };
   for (int64_t tile = tile_begin; tile < tile_end; tile += kTilesOfGate) {
     const int64_t end = std::min(tile_end, tile + kTilesOfGate);
-    EachProduct(gate, a, row_begin, row_end, tile, end, write_gate);
-    EachProduct(up, a, row_begin, row_end, tile, end, write_up);
+    EachProduct(gate, for_gate, row_begin, row_end, tile, end, write_gate);
+    EachProduct(up, for_up, row_begin, row_end, tile, end, write_up);
   }
 }
 
@@ -162,13 +163,14 @@ void Row(const Weight& w, int64_t row, float* out) {
   for (int64_t b = 0; b < K / 32; ++b) {
     for (int i = 0; i < 8; ++i) {
       U8 codes = AnyCodes(f.bits, tile + b * 64 * f.bits, i);
-      if (f.table()) codes = Lookup(kIq4Table, codes);
+      if (f.table()) codes = Lookup(kTables[f.table()], codes);
       const int64_t group = (b * 32 + 4 * i) / f.group;
       const float scale = FromF16(Load<U16>(scales + group * 32))[lane];
       const float minimum = f.minima() ? FromF16(Load<U16>(minima + group * 32))[lane] : 0.0f;
       for (int j = 0; j < 4; ++j) {
-        const int code = codes[4 * lane + j] - (f.minima() ? 0 : f.zero);
-        out[b * 32 + 4 * i + j] = (float(code) * scale + minimum) * w.scale;
+        const int64_t k = b * 32 + 4 * i + j;
+        const int code = codes[4 * lane + j] - f.zero;
+        out[w.order ? w.order[k] : k] = (float(code) * scale + minimum) * w.scale;
       }
     }
   }

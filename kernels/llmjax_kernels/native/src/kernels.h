@@ -68,13 +68,15 @@ struct Kernels {
   int64_t rows_of_piece;   // of a matmul that one thread best does at once
   int64_t tiles_at_once;   // a piece has a multiple of these
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* y);
-  void (*quantize)(const float* x, int64_t K, int64_t row, const Activations& out);
+  void (*quantize)(const float* x, const int32_t* order, int64_t K, int64_t row,
+                   const Activations& out);
   bool (*supports)(Format format);
   void (*matmul)(const Weight& w, const Activations& a, int64_t row_begin, int64_t row_end,
                  int64_t tile_begin, int64_t tile_end, const Epilogue& to);
-  void (*gated)(const Weight& gate, const Weight& up, const Activations& a, int64_t row_begin,
-                int64_t row_end, int64_t tile_begin, int64_t tile_end, Activation activation,
-                const float* gate_bias, const float* up_bias, float* out, int64_t stride);
+  void (*gated)(const Weight& gate, const Weight& up, const Activations& for_gate,
+                const Activations& for_up, int64_t row_begin, int64_t row_end, int64_t tile_begin,
+                int64_t tile_end, Activation activation, const float* gate_bias,
+                const float* up_bias, float* out, int64_t stride);
   // Rotates and stores one token's keys and values, and rotates its queries.
   void (*attention_write)(const AttentionArgs& args, int64_t seq, int64_t token);
   // Attends rows of one sequence and kv head: row r is query r / (heads / kv_heads) of the run.

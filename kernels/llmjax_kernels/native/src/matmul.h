@@ -37,6 +37,7 @@ void QuantisedTile(const Weight& w, int64_t tile, const Activations& a, int64_t 
   const uint8_t* scales = codes + w.format.code_bytes(K);
   const uint8_t* minima = scales + w.format.scale_bytes(K);
   const float zero = -float(w.format.zero);
+  const uint8_t* table = kTables[w.format.table()];
   const int64_t at = Activations::At(row, blocks, 0);
   const int8_t* x = a.codes + 32 * at;
   const float* x_scales = a.scales + at;
@@ -56,7 +57,7 @@ void QuantisedTile(const Weight& w, int64_t tile, const Activations& a, int64_t 
 #pragma GCC unroll 8
       for (int i = half * 8 / kHalves; i < (half + 1) * 8 / kHalves; ++i) {
         U8 c = Codes<kBits>(codes, i);
-        if constexpr (kTable) c = Lookup(kIq4Table, c);
+        if constexpr (kTable) c = Lookup(table, c);
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r)
           dot[r] = Dot4<kBits != 8 && !kTable>(dot[r], c, x + 32 * r + 4 * i);
@@ -70,11 +71,9 @@ void QuantisedTile(const Weight& w, int64_t tile, const Activations& a, int64_t 
       for (int r = 0; r < kRows; ++r) {
         const F32 codes_sum = Splat(x_sums[r]);
         F32 value = FromDot(dot[r]);
-        if constexpr (kMinima) {
-          value = MulAdd(minimum, codes_sum, MulAdd(value, scale, offset));
-        } else {
-          value = MulAdd(MulAdd(Splat(zero), codes_sum, value), scale, offset);
-        }
+        if constexpr (kBits == 8 || !kMinima) value = MulAdd(Splat(zero), codes_sum, value);
+        value = MulAdd(value, scale, offset);
+        if constexpr (kMinima) value = MulAdd(minimum, codes_sum, value);
         sum[r] = MulAdd(value, Splat(x_scales[r]), sum[r]);
       }
       x_sums += Activations::kRows;
@@ -114,8 +113,11 @@ typedef void (*TileFn)(const Weight& w, int64_t tile, const Activations& a, int6
 // The value for a format of `Choice<bits, group, minima, table>::value`; none for others.
 template <template <int, int, bool, bool> class Choice>
 auto ChooseQuantised(Format f) -> decltype(Choice<4, 32, false, false>::value()) {
-  if (f.table()) return Choice<4, 32, false, true>::value();
   const bool m = f.minima();
+  if (f.table()) {
+    if (f.bits != 4 || m) return nullptr;
+    return f.group == 16 ? Choice<4, 16, false, true>::value() : Choice<4, 32, false, true>::value();
+  }
   if (f.group == 16) {
     if (f.bits == 4)
       return m ? Choice<4, 16, true, false>::value() : Choice<4, 16, false, false>::value();
@@ -124,7 +126,7 @@ auto ChooseQuantised(Format f) -> decltype(Choice<4, 32, false, false>::value())
   switch (f.bits) {
     case 4: return m ? Choice<4, 32, true, false>::value() : Choice<4, 32, false, false>::value();
     case 5: return m ? Choice<5, 32, true, false>::value() : Choice<5, 32, false, false>::value();
-    case 8: return m ? nullptr : Choice<8, 32, false, false>::value();
+    case 8: return m ? Choice<8, 32, true, false>::value() : Choice<8, 32, false, false>::value();
     default: return nullptr;
   }
 }

@@ -129,6 +129,43 @@ void llmjax_pack_gguf(int64_t type, const uint8_t* data, int64_t row_bytes, int6
   }
 }
 
+// Packs the codes of `tiles` tiles of rows that begin with K codes, one a byte.
+void llmjax_pack_codes(const uint8_t* data, int64_t row_bytes, int64_t N, int64_t K, int64_t format,
+                       int64_t tiles, uint8_t* out) {
+  const Format f = Format::Decode(format);
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    uint8_t* to = out + tile * f.tile_bytes(K);
+    std::memset(to, 0, f.tile_bytes(K));
+    const int64_t rows = std::min<int64_t>(16, N - tile * 16);
+    for (int64_t lane = 0; lane < rows; ++lane) {
+      const uint8_t* codes = data + (tile * 16 + lane) * row_bytes;
+      for (int64_t k = 0; k < K; ++k)
+        PutCode(to + k / 32 * 64 * f.bits, f.bits, int(k % 32), int(lane), codes[k]);
+    }
+  }
+}
+
+// Packs the scales of `tiles` tiles, divided by 2^exponent: [N, parts, K / group], where the second
+// part are minima, which a format may have. Those of a group serve all groups of the tiles in it.
+void llmjax_pack_scales(const float* scales, int64_t N, int64_t K, int64_t format, int64_t group,
+                        int64_t exponent, int64_t tiles, uint8_t* out) {
+  const Format f = Format::Decode(format);
+  const float factor = std::ldexp(1.0f, int(-exponent));
+  const int64_t groups = K / group, parts = f.minima() ? 2 : 1;
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    const int64_t rows = std::min<int64_t>(16, N - tile * 16);
+    uint8_t* behind = out + tile * f.tile_bytes(K) + f.code_bytes(K);
+    for (int64_t part = 0; part < parts; ++part) {
+      uint16_t* to = reinterpret_cast<uint16_t*>(behind + part * f.scale_bytes(K));
+      for (int64_t lane = 0; lane < rows; ++lane) {
+        const float* from = scales + ((tile * 16 + lane) * parts + part) * groups;
+        for (int64_t g = 0; g < K / f.group; ++g)
+          to[g * 16 + lane] = ToHalf(from[g * f.group / group] * factor);
+      }
+    }
+  }
+}
+
 // Packs tiles [begin, end) of float rows [N, K] of 2 or 4 bytes a value.
 void llmjax_pack_float(const uint8_t* data, int64_t bytes, int64_t N, int64_t K, int64_t begin,
                        int64_t end, uint8_t* out) {

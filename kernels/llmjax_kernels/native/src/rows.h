@@ -33,13 +33,16 @@ inline void RmsNormRow(const float* x, const float* weight, float eps, int64_t n
   for (; i < n; ++i) y[i] = x[i] * factor * (weight ? weight[i] : 1.0f);
 }
 
-// Quantises a row to 8 bits in groups of 32; K is a multiple of 32.
-inline void QuantizeRow(const float* x, int64_t K, int64_t row, const Activations& out) {
+// Quantises a row to 8 bits in groups of 32; K is a multiple of 32. `order`, where there is one,
+// says which value comes where.
+inline void QuantizeRow(const float* x, const int32_t* order, int64_t K, int64_t row,
+                        const Activations& out) {
   typedef int8_t I8 __attribute__((vector_size(kLanes)));
   const int64_t groups = K / 32;
-  for (int64_t g = 0; g < groups; ++g, x += 32) {
+  const auto load = [&](int64_t k) { return order ? Gather(x, order + k) : Load<F32>(x + k); };
+  for (int64_t g = 0; g < groups; ++g) {
     const int64_t at = Activations::At(row, groups, g);
-    const F32 low = Load<F32>(x), high = Load<F32>(x + kLanes);
+    const F32 low = load(32 * g), high = load(32 * g + kLanes);
     const float largest = MaxOf(Max(Max(low, -low), Max(high, -high)));
     float scale = largest / 127.0f;
     const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;  // finite

@@ -42,6 +42,17 @@ inline void Store(void* p, V v) {
   std::memcpy(p, &v, sizeof(V));
 }
 
+// from[places[lane]].
+inline F32 Gather(const float* from, const int32_t* places) {
+#if defined(__AVX512F__)
+  return _mm512_i32gather_ps(_mm512_loadu_si512(places), from, 4);
+#else
+  F32 v;
+  for (int lane = 0; lane < kLanes; ++lane) v[lane] = from[places[lane]];
+  return v;
+#endif
+}
+
 inline F32 Splat(float x) { return x - F32{}; }
 inline I32 Splat(int32_t x) { return x - I32{}; }
 inline F32 ToFloat(I32 v) { return __builtin_convertvector(v, F32); }
