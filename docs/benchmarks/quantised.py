@@ -35,6 +35,7 @@ CONFIG = {
     "eos_token_id": 2,
 }
 GROUP = 128
+SIZES = ["--max-model-len", "1024", "--max-num-seqs", "8", "--batch-sizes", "1", "8"]
 Tensors = dict[str, np.ndarray]
 RNG = np.random.default_rng(0)
 
@@ -122,15 +123,7 @@ def main() -> None:
         report = args.out / f"{stored}-{quantization or 'as-stored'}.json"
         more = ["--quantization", quantization] if quantization else []
         command = [sys.executable, "-m", "llmjax_serving.cli", "bench", "latency"]
-        command += [
-            "--model",
-            str(folder),
-            "--batch-sizes",
-            "1",
-            "8",
-            "--input-len",
-            args.input_len,
-        ]
+        command += ["--model", str(folder), *SIZES, "--input-len", args.input_len]
         command += ["--num-iters", args.num_iters, "--output-json", str(report), *more]
         print(f"\n{stored}, {quantization or 'as stored'}", flush=True)
         subprocess.run(command, check=True)

@@ -173,17 +173,36 @@ def check_answers(folder: Path, atol: float, *, flips: float = 0.0) -> None:
     assert np.median(rows) <= atol
 
 
-def greedy_until_close(folder: Path) -> list[tuple[list[int], list[int]]]:
-    """(prompt, the peer's greedy tokens) up to the first that it could have chosen otherwise.
+def assert_as_far_as_bfloat16(folder: Path) -> None:
+    """What a peer computed in bfloat16 is as far from exact arithmetic as bfloat16 is here.
 
-    The peer's logits and those of native kernels are off by up to 0.1 each; where the best two
-    are nearer than that by exact arithmetic, either may come first.
+    Roundings differ by the order of sums and by what is rounded between; a wrong code or scale is
+    ten times as much. The peer's logits are rounded too.
+    """
+    peer, here = [], []
+    for ids, logits in answers(folder):
+        np.testing.assert_array_equal(logits, logits.astype(jnp.bfloat16).astype(np.float32))
+        exact = logits_of(folder, ids)
+        peer.append(logits - exact)
+        here.append(logits_of(folder, ids, "bfloat16") - exact)
+
+    def rms(errors: list[np.ndarray]) -> float:
+        return float(np.sqrt(np.mean(np.concatenate(errors) ** 2)))
+
+    assert rms(peer) < 1.2 * rms(here)
+    assert max(np.abs(error).max() for error in peer) < 0.08
+
+
+def clear_choices(folder: Path) -> list[tuple[list[int], int]]:
+    """(tokens so far, the peer's next) wherever it could hardly have chosen another.
+
+    By exact arithmetic the best two logits are 0.15 apart, ten times the peer's rms error.
     """
     ref, found = np.load(folder / "ref.npz"), []
     for i in range(4):
-        prompt, ids = ref[f"ids{i}"][0], ref[f"greedy{i}"][0]
-        best = np.sort(logits_of(folder, ids), axis=-1)[len(prompt) - 1 : -1]
-        close = np.flatnonzero(best[:, -1] - best[:, -2] < 0.2)
-        end = int(close[0]) if len(close) else len(best)
-        found.append((prompt.tolist(), ids[len(prompt) :][:end].tolist()))
+        start, ids = ref[f"ids{i}"].shape[1], ref[f"greedy{i}"][0]
+        best = np.sort(logits_of(folder, ids), axis=-1)
+        margins = best[:, -1] - best[:, -2]
+        clear = [at for at in range(start, len(ids)) if margins[at - 1] > 0.15]
+        found += [(ids[:at].tolist(), int(ids[at])) for at in clear]
     return found

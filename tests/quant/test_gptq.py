@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 from quant_files import gptq_tensors, gptq_v2_tensors, make_folder, quantise, random_layer
-from quant_oracles import answers, logits_of, oracle
+from quant_oracles import assert_as_far_as_bfloat16, oracle
 
 from llmjax.checkpoint.detect import open_checkpoint
 from llmjax.errors import CheckpointFormatError, UnsupportedModelError
@@ -20,9 +20,7 @@ SETTINGS = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_for
 def test_logits_are_those_of_gptqmodel(name):
     """Which computes in bfloat16: it is as far from them as bfloat16 is."""
     folder = oracle(name)
-    for ids, logits in answers(folder):
-        exact, rounded = logits_of(folder, ids), logits_of(folder, ids, "bfloat16")
-        assert np.abs(logits - exact).max() < 1.5 * np.abs(rounded - exact).max()
+    assert_as_far_as_bfloat16(folder)
 
 
 @pytest.mark.parametrize("act_order", [False, True], ids=["", "act-order"])
@@ -141,7 +139,7 @@ class TestRefused:
         with pytest.raises(UnsupportedModelError, match=said):
             write(tmp_path, tiny_model, **changes)
 
-    @pytest.mark.parametrize("group", [24, 0, -2, 128, "32", None, True])
+    @pytest.mark.parametrize("group", [25, 0, -2, 128, "32", None, True])
     def test_groups(self, tmp_path, tiny_model, group):
         with pytest.raises(CheckpointFormatError, match=r"layer model\.layers\.\d.*group"):
             write(tmp_path, tiny_model, group_size=group)

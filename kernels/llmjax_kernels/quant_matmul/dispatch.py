@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -28,7 +30,7 @@ def quant_matmul(
     """
     rows = x.reshape(-1, x.shape[-1])
     if weight.order is not None:
-        rows = rows[:, weight.order]
+        rows, weight = rows[:, weight.order], replace(weight, order=None)
     args = QuantMatmulArgs(rows, weight, jnp.dtype(out_dtype or x.dtype))
     backend = next(backend for backend in BACKENDS if backend.supports(args))
     return backend.run(args).reshape(*x.shape[:-1], weight.shape[0])
