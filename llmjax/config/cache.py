@@ -21,9 +21,9 @@ class CacheConfig:
         gpu_memory_utilization: the share of the device's memory that weights, step
             temporaries and pages may fill together; by default 0.9 of an accelerator, 0.2
             of the host's memory on a CPU, where others work too.
-        kv_cache_dtype: how pages keep keys and values. "auto" is bfloat16, but float32 where
-            weights are float32. "int8", "fp8_e4m3" and "fp8_e5m2" take half of bfloat16's room
-            and a scale for each token and head.
+        kv_cache_dtype: how pages keep keys and values. "auto" is what the checkpoint asks for,
+            if it does; else bfloat16, but float32 where weights are float32. "int8", "fp8_e4m3"
+            and "fp8_e5m2" take half of bfloat16's room and a scale for each token and head.
         enable_prefix_caching: keep what requests have computed for others that begin alike,
             as long as there is room. Choices of one request share their prompt in any case.
         swap_space: GiB of host memory for the pages of preempted requests, where moving them

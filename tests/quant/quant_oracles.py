@@ -157,7 +157,8 @@ def check_answers(folder: Path, atol: float, *, flips: float = 0.0) -> None:
     """Our logits are a peer's, and its greedy tokens are ours.
 
     Where values fall between two codes to within a rounding of a float, the two may take
-    different ones: with `flips`, a quarter of the rows may differ by as much.
+    different ones: with `flips`, fewer than half of the rows may differ by as much, as what
+    comes behind such a token sees it.
     """
     logits_of = opened(folder)
     worst = max(atol, flips)
@@ -169,7 +170,7 @@ def check_answers(folder: Path, atol: float, *, flips: float = 0.0) -> None:
         lead = after.max(-1) - after[np.arange(len(greedy)), greedy]
         assert (lead <= 2 * worst).all(), "another token is better by more than what may differ"
     assert max(rows) <= worst
-    assert np.mean(np.array(rows) <= atol) >= 0.75
+    assert np.median(rows) <= atol
 
 
 def assert_as_far_as_bfloat16(folder: Path) -> None:

@@ -80,7 +80,7 @@ def _packed(tensors: Tensors, layer: str, args: Args) -> BlockMatrix:
     scales = _grid(tensors, layer, "weight_scale", args, shape)
     zeros = None
     if not args.symmetric:
-        zeros = _packed_zeros(tensors, layer, args.bits, scales, N)
+        zeros = _packed_zeros(tensors, layer, args.bits, scales, N, unpack)
     coding = Coding(
         f"compressed-tensors int{args.bits}",
         args.bits,
@@ -95,7 +95,11 @@ def _packed(tensors: Tensors, layer: str, args: Args) -> BlockMatrix:
     return BlockMatrix(coding, shape, codes, scales, zeros, _order(tensors, layer, args, K))
 
 
-def _unpacking(layer: str, packed: Tensor, bits: int, K: int) -> Callable[..., np.ndarray]:
+Unpacking = Callable[[np.ndarray, int, int], np.ndarray]
+"""(words, bits, number of codes) -> codes."""
+
+
+def _unpacking(layer: str, packed: Tensor, bits: int, K: int) -> Unpacking:
     words, dense, apart = packed.shape[1], -(-K * bits // 32), -(-K // (32 // bits))
     if words not in (dense, apart):
         raise CheckpointFormatError(
@@ -105,20 +109,19 @@ def _unpacking(layer: str, packed: Tensor, bits: int, K: int) -> Callable[..., n
     return unpack_some if words == dense else unpack_apart
 
 
-def _packed_zeros(tensors: Tensors, layer: str, bits: int, scales: Grid, N: int) -> Grid:
+def _packed_zeros(
+    tensors: Tensors, layer: str, bits: int, scales: Grid, N: int, unpack: Unpacking
+) -> Grid:
     groups = -(-scales.K // scales.block[1])
     if scales.block[0] != 1:
         raise UnsupportedModelError(
             f"layer {layer}: packed zero points of a whole matrix are not implemented"
         )
-    apart, dense = -(-N // (32 // bits)), -(-N * bits // 32)
-    stored = tensors.get(f"{layer}.weight_zero_point")
-    words = apart if stored is not None and stored.shape[:1] == (apart,) else dense
+    words = -(-N * bits // 32) if unpack is unpack_some else -(-N // (32 // bits))
     found = require_tensor(tensors, layer, "weight_zero_point", (words, groups), ("I32",))
 
     @functools.cache
     def all_zeros() -> np.ndarray:
-        unpack = unpack_some if words == dense else unpack_apart
         return unpack(np.ascontiguousarray(found.read().T), bits, N).T.astype(np.float32)
 
     return Grid(lambda start, stop: all_zeros()[start:stop], scales.block, scales.K)
