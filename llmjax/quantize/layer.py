@@ -90,6 +90,8 @@ class Layer:
         dtype: of scales, and of what stays in floats.
 
     Attributes:
+        config: the decoder's.
+        hidden: what flows in.
         places: that have a matrix to quantise.
         floats: what stays so; the parameters are as rounded to `dtype`.
         coded: what `put` was given, by the target's name.
@@ -107,7 +109,7 @@ class Layer:
     ):
         self.index, self.parameters, self.dtype = index, parameters, dtype
         self.coded: dict[str, Coded] = {}
-        self._config, self._hidden = config, hidden
+        self.config, self.hidden = config, hidden
         targets = list(targets)
         self._targets = [target for target in targets if quantised(target)]
         self.floats = [target for target in targets if not quantised(target)]
@@ -179,14 +181,14 @@ class Layer:
 
     def outputs(self) -> Float[np.ndarray, "S T D"] | None:
         """What flows out of the layer as it is now."""
-        if self._hidden is None:
+        if self.hidden is None:
             return None
         return np.concatenate([np.asarray(out) for out, _ in self._run(())])
 
     @property
     def _calibration(self) -> Float[np.ndarray, "S T D"]:
-        assert self._hidden is not None, "the method is one of those that calibrate"
-        return self._hidden
+        assert self.hidden is not None, "the method is one of those that calibrate"
+        return self.hidden
 
     def _run(self, watched: tuple[str, ...]) -> Iterator[tuple[Array, dict[str, Array]]]:
         hidden = self._calibration
@@ -197,8 +199,8 @@ class Layer:
                 parameters,
                 self._scales,
                 hidden[start : start + step],
-                config=self._config,
-                index=like(self._config, self.index),
+                config=self.config,
+                index=like(self.config, self.index),
                 watched=watched,
                 roundings=tuple(sorted(self._roundings.items())),
             )

@@ -30,6 +30,7 @@ def _gptq(config: QuantizeConfig, ignored: Sequence[str]) -> dict[str, Any]:
         "group_size": config.group_size,
         "desc_act": config.desc_act,
         "static_groups": config.static_groups,
+        "act_group_aware": config.act_group_aware,
         "sym": config.symmetric,
         "damp_percent": config.damp,
         "true_sequential": True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -57,6 +58,8 @@ class Work:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+        if not self.done and self.folder.exists():
+            shutil.rmtree(self.folder)
 
     @property
     def done(self) -> int:
