@@ -82,8 +82,9 @@ def write_floats(folder: Path) -> None:
     tensors = {}
     for number, part in enumerate(parts):
         shapes = {path: value.shape for path, value in part.items()}
-        named = layer_targets(model.config, number - 1, shapes)
-        if not number:
+        if number:
+            named = layer_targets(model.config, number - 1, shapes)
+        else:
             named = outer_targets(model.config, shapes)
         tensors |= {t.name: t.join(part).astype(ml_dtypes.bfloat16) for t in named}
     folder.mkdir(parents=True)

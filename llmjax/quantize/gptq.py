@@ -18,8 +18,7 @@ from ..errors import ConfigError
 from .config import QuantizeConfig
 from .formats import int_format
 from .grid import Grid, IntCodes
-from .hub import Target
-from .layer import Layer
+from .layer import Layer, Place
 
 Ordering = Literal["stored", "grouped", "energy", "static"]
 """Of inputs: as stored; by energy, within groups of neighbours and of these (GPTQModel's
@@ -42,12 +41,16 @@ def quantise(layer: Layer, config: QuantizeConfig) -> None:
     """Place after place: what a place is given has gone through those before, as they now are."""
     format = int_format(config, layer.dtype)
     for place in layer.places:
-        [inputs] = layer.inputs([place], gram=True)
-        for target in layer.targets_at(place):
-            weight = layer.weight(target)
+        targets = layer.targets_at(place)
+        weights = [layer.weight(target) for target in targets]
+        for target, weight in zip(targets, weights, strict=True):
             group = format.group_of(target, weight.shape)
-            codes = solve(weight, inputs.gram, format.grid, group, config, target)
-            layer.put(target, format.coded(codes))
+        [inputs] = layer.inputs([place], gram=True)
+        # Rows are rounded each by itself: matrices of one input are one to the solver.
+        whole = solve(np.concatenate(weights), inputs.gram, format.grid, group, config, place)
+        ends = np.cumsum([len(weight) for weight in weights])
+        for target, weight, end in zip(targets, weights, ends, strict=True):
+            layer.put(target, format.coded(whole.rows(end - len(weight), end)))
 
 
 def solve(
@@ -56,14 +59,14 @@ def solve(
     grid: Grid,
     group: int,
     config: QuantizeConfig,
-    target: Target,
+    place: Place,
 ) -> IntCodes:
-    """The codes of one matrix.
+    """The codes of the matrices of a place, one above the other.
 
     Args:
         gram: X^T X, up to a factor.
         group: inputs that share a scale.
-        target: which matrix it is, for messages.
+        place: whose they are, for messages.
 
     Raises:
         ConfigError: the Hessian is not positive definite, whatever is added to its diagonal.
@@ -84,7 +87,8 @@ def solve(
             return IntCodes(grid, codes.astype(np.uint8), scales, zeros.astype(np.uint8), groups)
         damp *= 4
     raise ConfigError(
-        f"damp is {config.damp}, and {target.module} has a Hessian that is not positive definite; "
+        f"damp is {config.damp}, and {', '.join(place.linears)} of a layer have a Hessian that is "
+        "not positive definite; "
         "allowed: a greater one, or more calibration text"
     )
 

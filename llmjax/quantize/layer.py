@@ -174,7 +174,7 @@ class Layer:
         sums: list[Inputs | None] = [None] * len(places)
         tokens = self._calibration.shape[0] * self._calibration.shape[1]
         stride = max(1, tokens // SAMPLED_ROWS)
-        for _, seen in self._run(watched):
+        for _, seen in self._run(watched, ends=False):
             parts = [_measure(seen[name], gram=gram, stride=stride) for name in watched]
             sums = [b if a is None else _add(a, b) for a, b in zip(sums, parts, strict=True)]
         return [_over(total, tokens) for total in sums if total is not None]
@@ -190,7 +190,9 @@ class Layer:
         assert self.hidden is not None, "the method is one of those that calibrate"
         return self.hidden
 
-    def _run(self, watched: tuple[str, ...]) -> Iterator[tuple[Array, dict[str, Array]]]:
+    def _run(
+        self, watched: tuple[str, ...], ends: bool = True
+    ) -> Iterator[tuple[Array | None, dict[str, Array]]]:
         hidden = self._calibration
         step = sequences_at_once(*hidden.shape[:2])
         parameters = {path: jnp.asarray(value) for path, value in self.parameters.items()}
@@ -202,6 +204,7 @@ class Layer:
                 config=self.config,
                 index=like(self.config, self.index),
                 watched=watched,
+                ends=ends,
                 roundings=tuple(sorted(self._roundings.items())),
             )
 

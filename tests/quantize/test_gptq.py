@@ -10,9 +10,9 @@ from llmjax.errors import ConfigError
 from llmjax.quantize import QuantizeConfig
 from llmjax.quantize.gptq import inverse_factor, solve
 from llmjax.quantize.grid import Grid
-from llmjax.quantize.hub import Target
+from llmjax.quantize.layer import Place
 
-TARGET = Target("model.layers.0.mlp.down_proj.weight", ("mlp.down.weight",), (), 0.0)
+PLACE = Place(("mlp.down",), "mlp.up", np.arange(64))
 
 
 def solved(weight, x, *, bits=4, group=16, symmetric=True, **settings):
@@ -22,7 +22,7 @@ def solved(weight, x, *, bits=4, group=16, symmetric=True, **settings):
     config = QuantizeConfig("gptq", calibration="unused.txt", **options)
     grid = Grid(bits, symmetric, np.dtype(np.float32))
     gram = (x.T @ x / len(x)).astype(np.float32)
-    return solve(weight, gram, grid, group, config, TARGET), gram
+    return solve(weight, gram, grid, group, config, PLACE), gram
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -98,5 +98,5 @@ def test_inputs_that_are_always_zero_get_the_code_of_zero():
 def test_a_hessian_that_is_none_names_the_layer():
     weight, x = references.matrices(5)
     x[0, 0] = np.nan
-    with pytest.raises(ConfigError, match="down_proj"):
+    with pytest.raises(ConfigError, match=r"mlp\.down"):
         solved(weight, x)
