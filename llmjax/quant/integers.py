@@ -46,3 +46,10 @@ def nibbles(
     """The two codes of each byte."""
     halves = (octets >> 4, octets & 15) if high_first else (octets & 15, octets >> 4)
     return np.stack(halves, axis=-1).reshape(*octets.shape[:-1], -1)
+def pack(codes: UInt8[np.ndarray, "R codes"], bits: int) -> Int[np.ndarray, "R words"]:
+    """The inverse of `unpack`; what is left of the last word is zero."""
+    stream = np.unpackbits(codes[:, :, None], axis=2, bitorder="little")[:, :, :bits]
+    words = np.packbits(stream.reshape(len(codes), -1), axis=1, bitorder="little")
+    rest = -words.shape[1] % 4
+    words = np.ascontiguousarray(np.pad(words, ((0, 0), (0, rest))))
+    return words.view("<i4").astype(np.int32, copy=False)
