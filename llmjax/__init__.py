@@ -8,6 +8,7 @@ print(llm.generate("The capital of France is")[0].outputs[0].text)
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 from .beam_search import BeamSearchParams
@@ -19,6 +20,7 @@ from .structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
     from .llm import LLM
+    from .quantize import quantize
 
 __version__ = "0.1.0"
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "ScoreOutput",
     "StructuredOutputs",
     "ToolCall",
+    "quantize",
 ]
 
 
@@ -44,4 +47,6 @@ def __getattr__(name: str) -> object:
         from .llm import LLM
 
         return LLM
+    if name == "quantize":
+        return importlib.import_module(".quantize", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

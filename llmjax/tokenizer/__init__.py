@@ -4,6 +4,7 @@ from .chat import compile_template
 from .detokenizer import IncrementalDetokenizer
 from .from_folder import tokenizer_from_folder
 from .from_gguf import tokenizer_from_gguf
+from .to_folder import write_tokenizer
 from .tokenizer import Tokenizer
 
 __all__ = [
@@ -12,4 +13,5 @@ __all__ = [
     "compile_template",
     "tokenizer_from_folder",
     "tokenizer_from_gguf",
+    "write_tokenizer",
 ]

@@ -92,6 +92,16 @@ class Tokenizer:
     def chat_template(self, source: str) -> None:
         self._templates = {"default": ChatTemplate(source, self._variables)}
 
+    @property
+    def chat_templates(self) -> dict[str, str]:
+        """Jinja source of all templates, by name."""
+        return {name: template.source for name, template in self._templates.items()}
+
+    @property
+    def template_variables(self) -> dict[str, str]:
+        """What templates see beside the messages."""
+        return dict(self._variables)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; special tokens written in it are recognised.
 
@@ -202,6 +212,11 @@ class Tokenizer:
         """
         ids = self._begin(self._encode(self.render_chat(messages, **kwargs)))
         return ids + self._suffix if add_special_tokens else ids
+
+    @property
+    def prefix(self) -> list[int]:
+        """Ids that a text begins with."""
+        return list(self._prefix)
 
     @property
     def suffix(self) -> list[int]:

@@ -69,7 +69,7 @@ def add_flag(group: Any, field: Field[Any], hint: Any, doc: str) -> None:
         shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
         help_text = f"{help_text} [{shown}]".strip()
     options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": help_text}
-    if hint is bool:
+    if hint in (bool, bool | None):
         options["action"] = argparse.BooleanOptionalAction
     else:
         options["type"], options["metavar"] = value_parser(hint)

@@ -1,0 +1,110 @@
+"""Rounding to nearest: int8, int4, fp8, nvfp4 and mxfp4, with or without rounded inputs."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ..errors import ConfigError
+from .config import QuantizeConfig
+from .float_codes import FP8_BLOCK, MXFP4_BLOCK, NVFP4_BLOCK, fp8, mxfp4, nvfp4
+from .formats import int_format
+from .grid import Grid, IntCodes, groups_of_neighbours
+from .hub import Target
+from .layer import Coded, Layer, Place
+from .rounding import InputRounding, input_scale
+
+
+def quantise(layer: Layer, config: QuantizeConfig) -> None:
+    """Every place by itself."""
+    for place in layer.places:
+        scale = None
+        if config.activations == "static":
+            [inputs] = layer.inputs([place])
+            scale = static_scale(layer, config, np.asarray(inputs.greatest))
+        quantise_place(layer, place, config, scale)
+
+
+def quantise_place(
+    layer: Layer, place: Place, config: QuantizeConfig, scale: np.ndarray | None
+) -> None:
+    """Rounds a place's matrices, and its input from now on.
+
+    Args:
+        scale: of the input, where it is static; as `static_scale` gives it.
+    """
+    for target in layer.targets_at(place):
+        coded = _coded(layer, place, target, config)
+        if scale is not None:
+            coded.tensors["input_scale"] = scale.reshape(1).astype(layer.dtype)
+        layer.put(target, coded)
+    rounding = input_rounding(config)
+    if rounding is not None:
+        layer.round_inputs(place, rounding, scale)
+
+
+def input_rounding(config: QuantizeConfig) -> InputRounding | None:
+    """What becomes of inputs; None leaves them."""
+    if config.activations in (None, "none"):
+        return None
+    group = FP8_BLOCK if config.granularity == "block" else 0
+    code = "fp8" if config.family == "fp8" else "int8"
+    return InputRounding(code, group, config.activations == "static")
+
+
+def static_scale(
+    layer: Layer, config: QuantizeConfig, greatest: Float[np.ndarray, " K"]
+) -> np.ndarray:
+    """The one scale of all inputs of a place, as rounded where it is stored; float32 []."""
+    rounding = input_rounding(config)
+    assert rounding is not None
+    scale = np.asarray(input_scale(jnp.max(greatest), rounding.code))
+    return scale.astype(layer.dtype).astype(np.float32)
+
+
+def _coded(layer: Layer, place: Place, target: Target, config: QuantizeConfig) -> Coded:
+    weight = layer.weight(target)
+    if config.family == "fp8":
+        assert config.granularity is not None
+        if config.granularity == "block" and config.activations == "dynamic":
+            _require_blocks(target, weight.shape[1], FP8_BLOCK)
+        return fp8(weight, config.granularity, layer.dtype)
+    if config.family == "nvfp4":
+        _require_blocks(target, weight.shape[1], NVFP4_BLOCK)
+        # Kernels take matrices of one input together, and know one scale for them.
+        together = [layer.parameters[f"{linear}.weight"] for linear in place.linears]
+        return nvfp4(weight, max(float(np.abs(w).max()) for w in together))
+    if config.family == "mxfp4":
+        _require_blocks(target, weight.shape[1], MXFP4_BLOCK)
+        return mxfp4(weight)
+    format = int_format(config, layer.dtype)
+    return format.coded(nearest(weight, format.grid, format.group_of(target, weight.shape)))
+
+
+def _require_blocks(target: Target, K: int, block: int) -> None:
+    if K % block:
+        raise ConfigError(
+            f"layer {target.module} has rows of {K} inputs, which are no whole blocks of {block}; "
+            "allowed: to ignore it"
+        )
+
+
+def nearest(weight: Float[np.ndarray, "N K"], grid: Grid, group: int) -> IntCodes:
+    """The codes nearest to a matrix's weights, groups of neighbours."""
+    codes, scales, zeros = map(np.asarray, _nearest(jnp.asarray(weight), grid=grid, group=group))
+    groups = groups_of_neighbours(weight.shape[1], group)
+    return IntCodes(grid, codes.astype(np.uint8), scales, zeros.astype(np.uint8), groups)
+
+
+@partial(jax.jit, static_argnames=("grid", "group"))
+def _nearest(
+    weight: Float[Array, "N K"], *, grid: Grid, group: int
+) -> tuple[Float[Array, "N K"], Float[Array, "N G"], Float[Array, "N G"]]:
+    grouped = weight.reshape(len(weight), -1, group)
+    scale, zero = grid.fit(jnp.min(grouped, axis=2), jnp.max(grouped, axis=2))
+    codes = grid.codes(grouped, scale[:, :, None], zero[:, :, None])
+    return codes.reshape(weight.shape), scale, zero
