@@ -4,6 +4,7 @@ from .chat import compile_template
 from .detokenizer import IncrementalDetokenizer
 from .from_folder import tokenizer_from_folder
 from .from_gguf import tokenizer_from_gguf
+from .to_gguf import gguf_tokenizer
 from .to_folder import write_tokenizer
 from .tokenizer import Tokenizer
 
@@ -11,6 +12,7 @@ __all__ = [
     "IncrementalDetokenizer",
     "Tokenizer",
     "compile_template",
+    "gguf_tokenizer",
     "tokenizer_from_folder",
     "tokenizer_from_gguf",
     "write_tokenizer",
