@@ -65,7 +65,9 @@ def quantise_gguf(
         if not np.isfinite(block).all():
             raise ValueError("it has values that are not finite")
         shape = _ints(len(block), K)
-        if not lib.llmjax_quantise_gguf(kind, _pointer(block), *shape, weight, _pointer(out[start:])):
+        if not lib.llmjax_quantise_gguf(
+            kind, _pointer(block), *shape, weight, _pointer(out[start:])
+        ):
             raise ValueError(f"a scale is too large for {type_name}, which keeps it in 16 bits")
 
     _in_threads(fill, range(0, N, step))

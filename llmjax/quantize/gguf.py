@@ -24,7 +24,7 @@ from .config import QuantizeConfig
 from .gguf_keys import gguf_family
 from .gguf_mix import Shape, choose_types, gguf_mix
 from .gguf_source import GgufModel, gguf_model
-from .importance import Importance, measured_importance, read_importance
+from .importance import Importance, Kept, measured_importance, read_importance
 from .job import Job
 from .source import Source
 
@@ -63,6 +63,8 @@ def write(job: Job) -> None:
         for name, kind in types.items()
     }
     _write(job, metadata, tensors)
+    if job.config.calibration is not None:
+        Kept(job).remove()
 
 
 def _write(job: Job, metadata: Mapping[str, Value], tensors: Mapping[str, TensorToWrite]) -> None:

@@ -103,7 +103,9 @@ def require_alike(
     try:
         found = family.read_gguf_config(settings, tensors)
     except LlmjaxError as error:
-        raise UnsupportedModelError(f"{config.architecture}: GGUF cannot say it: {error}") from error
+        raise UnsupportedModelError(
+            f"{config.architecture}: GGUF cannot say it: {error}"
+        ) from error
     differs = differences(replace(found, architecture=config.architecture), config)
     if differs:
         raise UnsupportedModelError(

@@ -100,7 +100,9 @@ def _metadata(
     plain = gguf_keys(source.config, tensors)
     plain |= {"general.type": "model", "general.name": checkpoint.path.resolve().name}
     for name, value in text.generation_defaults.items():
-        plain[f"general.sampling.{_SAMPLING[name]}"] = int(value) if name == "top_k" else float(value)
+        plain[f"general.sampling.{_SAMPLING[name]}"] = (
+            int(value) if name == "top_k" else float(value)
+        )
     plain |= gguf_tokenizer(text.tokenizer, source.config.vocab_size)
     return {key: typed(value) for key, value in plain.items()}
 

@@ -7,6 +7,9 @@ Source: tools/imatrix and common/imatrix-loader.cpp of https://github.com/ggml-o
 
 from __future__ import annotations
 
+import json
+import logging
+import os
 import struct
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -25,6 +28,9 @@ from .forward import embed, like, run_layer, sequences_at_once
 from .job import Job
 from .layer import places_of
 from .source import Source
+from .work import fingerprint
+
+log = logging.getLogger(__name__)
 
 Importance = dict[str, Float[np.ndarray, " K"]]
 """By the tensor's name in a GGUF file."""
@@ -43,10 +49,14 @@ def read_importance(path: Path) -> Importance:
             is_gguf = file.read(4) == b"GGUF"
         found = _read_gguf(path) if is_gguf else _read_legacy(path.read_bytes())
     except (OSError, ValueError, struct.error, LlmjaxError) as error:
-        raise ConfigError(f"imatrix is {str(path)!r}, which is no importance matrix: {error}") from error
+        raise ConfigError(
+            f"imatrix is {str(path)!r}, which is no importance matrix: {error}"
+        ) from error
     if not found:
         raise ConfigError(f"imatrix is {str(path)!r}, which has no entries")
-    bad = [name for name, values in found.items() if not (np.isfinite(values) & (values >= 0)).all()]
+    bad = [
+        name for name, values in found.items() if not (np.isfinite(values) & (values >= 0)).all()
+    ]
     if bad:
         raise ConfigError(
             f"imatrix is {str(path)!r}, which has values that are negative or not finite for "
@@ -68,7 +78,9 @@ def _read_gguf(path: Path) -> Importance:
         sums = file.read(name).astype(np.float32)
         counts = file.read(f"{tensor}{_COUNTS}").astype(np.float32).reshape(-1, 1)
         if sums.size % max(1, counts.size):
-            raise CheckpointFormatError(f"it has {counts.size} counts for {sums.size} sums of {tensor}")
+            raise CheckpointFormatError(
+                f"it has {counts.size} counts for {sums.size} sums of {tensor}"
+            )
         rows = sums.reshape(len(counts), -1)
         # What was never used counts alike everywhere.
         means = np.where(counts > 0, rows / np.maximum(counts, 1), np.float32(1))
@@ -107,26 +119,70 @@ def measured_importance(
 ) -> Importance:
     """That of calibration text, which flows through the model as it is.
 
-    As in a file of llama-imatrix, the matrix that gives the logits has none.
+    As in a file of llama-imatrix, the matrix that gives the logits has none. A run that was
+    interrupted is gone on with after its last layer; what it has `Kept` is there until removed.
 
     Args:
         name_of: a parameter's path -> the tensor's name in the file; None where it has none.
     """
-    windows = calibration_windows(job.config, job.source.read_text_side().tokenizer)
-    table = source.read(["embed.weight"])["embed.weight"]
-    hidden = embed(table, windows, source.config)
+    kept = Kept(job)
+    found, hidden, done = kept.read()
+    if hidden is None:
+        windows = calibration_windows(job.config, job.source.read_text_side().tokenizer)
+        hidden = embed(source.read(["embed.weight"])["embed.weight"], windows, source.config)
     places = places_of(source.config)
     watched = tuple(place.linears[0] for place in places)
-    found: Importance = {}
-    layers = range(source.config.num_layers)
-    for index in tqdm(layers, "measuring importance", unit="layer", disable=not job.progress):
+    layers = range(done, source.config.num_layers)
+    bar = {"desc": "measuring importance", "unit": "layer", "disable": not job.progress}
+    for index in tqdm(layers, initial=done, total=source.config.num_layers, **bar):
         hidden, means = _mean_squares(source, index, hidden, watched)
         for place in places:
             for linear in place.linears:
                 name = name_of(f"layers.{index}.{linear}.weight")
                 if name is not None:
                     found[name] = means[place.linears[0]]
+        kept.write(found, hidden, index + 1)
     return found
+
+
+class Kept:
+    """What a run has measured so far, in a file beside its destination, for another to go on with.
+
+    Raises:
+        ConfigError: it cannot be written, or is of another run.
+    """
+
+    def __init__(self, job: Job):
+        self.path = job.dst.with_name(f"{job.dst.name}.importance.npz")
+        self._run = json.dumps(fingerprint(job))
+
+    def read(self) -> tuple[Importance, Float[np.ndarray, "S T D"] | None, int]:
+        """Of the layers that are done, what flows into the next one, and how many those are."""
+        if not self.path.exists():
+            return {}, None, 0
+        with np.load(self.path) as file:
+            kept = dict(file)
+        if str(kept.pop("run")) != self._run:
+            raise ConfigError(
+                f"{self.path} is of a run with other settings or another model; remove it, or ask "
+                "for the same again"
+            )
+        hidden, done = kept.pop("hidden"), int(kept.pop("done"))
+        log.info("%s: going on after layer %d", self.path, done)
+        return kept, hidden, done
+
+    def write(self, found: Importance, hidden: Float[np.ndarray, "S T D"], done: int) -> None:
+        scratch = self.path.with_suffix(".part")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with scratch.open("wb") as file:
+                np.savez(file, run=self._run, hidden=hidden, done=done, **found)
+            os.replace(scratch, self.path)
+        except OSError as error:
+            raise ConfigError(f"cannot write {self.path}: {error}") from error
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
 
 
 def _mean_squares(
@@ -135,7 +191,9 @@ def _mean_squares(
     """What flows out of a layer, and the mean squares of what its linear layers are given."""
     parameters = {path: jnp.asarray(value) for path, value in source.layer(index).items()}
     step = sequences_at_once(*hidden.shape[:2])
-    run = partial(run_layer, config=source.config, index=like(source.config, index), watched=watched)
+    run = partial(
+        run_layer, config=source.config, index=like(source.config, index), watched=watched
+    )
     outputs, sums = [], dict.fromkeys(watched, 0.0)
     for start in range(0, len(hidden), step):
         out, seen = run(parameters, {}, hidden[start : start + step])

@@ -4,8 +4,8 @@ from .chat import compile_template
 from .detokenizer import IncrementalDetokenizer
 from .from_folder import tokenizer_from_folder
 from .from_gguf import tokenizer_from_gguf
-from .to_gguf import gguf_tokenizer
 from .to_folder import write_tokenizer
+from .to_gguf import gguf_tokenizer
 from .tokenizer import Tokenizer
 
 __all__ = [

@@ -28,7 +28,8 @@ _PROBES = (
     "Hello, world! It's 12345 o'clock; we'll see.",
     "  two spaces\n\n\tand a tab, 3.14 + 2,718 = x_y(z)[0]  ",
     "def f(x):\n    return x ** 2  # caf\u00e9 na\u00efve \u20ac5",
-    "\u4f60\u597d\uff0c\u4e16\u754c\u3002 \u3053\u3093\u306b\u3061\u306f \uc548\ub155 \u043f\u0440\u0438\u0432\u0435\u0442",
+    "\u4f60\u597d\uff0c\u4e16\u754c\u3002 \u3053\u3093\u306b\u3061\u306f \uc548\ub155 "
+    "\u043f\u0440\u0438\u0432\u0435\u0442",
     "\U0001f600\U0001f469\u200d\U0001f4bb emoji, URL https://example.org/a?b=c&d=%20",
     "I'M HERE'S aBcDe WORD2VEC 1st 22nd\r\n\r\nend",
 )

@@ -278,6 +278,9 @@ bool QuantiseGguf(GgufType type, const float* rows, int64_t N, int64_t K, const 
   static thread_local float values[256][kLanes], counts[256][kLanes];
   b.size = int(size);
   b.has_importance = importance != nullptr;
+  b.d = b.dmin = F32{};  // what a type does not set is not what another one left
+  std::fill(b.scales, b.scales + 16, F32{});
+  std::fill(b.minima, b.minima + 16, F32{});
   bool finite = true;
   for (int64_t first = 0; first < count; first += kLanes) {
     const int64_t lanes = std::min<int64_t>(kLanes, count - first);
