@@ -61,9 +61,7 @@ def rope_tensors(config: DecoderConfig) -> dict[str, Float[np.ndarray, " R"]]:
     return {}
 
 
-def gguf_keys(
-    config: DecoderConfig, tensors: Mapping[str, TensorInfo]
-) -> dict[str, bool | int | float | str | list[bool]]:
+def gguf_keys(config: DecoderConfig, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
     """Metadata that reads as this decoder, but for what is of its tokenizer.
 
     Args:
@@ -87,7 +85,7 @@ def gguf_keys(
         **_rope(config),
         **_OWN.get(architecture, lambda config: {})(config),
     }
-    named = {"general.architecture": architecture}
+    named: dict[str, Any] = {"general.architecture": architecture}
     named |= {f"{architecture}.{key}": value for key, value in keys.items()}
     require_alike(named, config, tensors)
     return named

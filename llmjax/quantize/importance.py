@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -173,10 +174,11 @@ class Kept:
 
     def write(self, found: Importance, hidden: Float[np.ndarray, "S T D"], done: int) -> None:
         scratch = self.path.with_suffix(".part")
+        arrays: dict[str, Any] = {**found, "run": self._run, "hidden": hidden, "done": done}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with scratch.open("wb") as file:
-                np.savez(file, run=self._run, hidden=hidden, done=done, **found)
+                np.savez(file, **arrays)
             os.replace(scratch, self.path)
         except OSError as error:
             raise ConfigError(f"cannot write {self.path}: {error}") from error
@@ -194,7 +196,8 @@ def _mean_squares(
     run = partial(
         run_layer, config=source.config, index=like(source.config, index), watched=watched
     )
-    outputs, sums = [], dict.fromkeys(watched, 0.0)
+    outputs: list[np.ndarray] = []
+    sums: dict[str, Any] = dict.fromkeys(watched, 0.0)
     for start in range(0, len(hidden), step):
         out, seen = run(parameters, {}, hidden[start : start + step])
         outputs.append(np.asarray(out))

@@ -92,7 +92,8 @@ class _Vocabulary:
     def merges(self) -> list[tuple[str, str]]:
         """Pairs; a tokenizer.json may have them in one string each."""
         found = self.spec["model"]["merges"]
-        return [tuple(m.split(" ", 1)) if isinstance(m, str) else tuple(m) for m in found]
+        pairs = (m.split(" ", 1) if isinstance(m, str) else m for m in found)
+        return [(left, right) for left, right in pairs]
 
 
 def _flat(part: Mapping[str, Any] | None, inner: str) -> list[Mapping[str, Any]]:
@@ -124,6 +125,8 @@ def _byte_level(vocabulary: _Vocabulary) -> dict[str, Any]:
     if name is None:
         raise _unsupported(f"no tokenizer.ggml.pre is known that cuts text by {patterns}")
     merges = [f"{left} {right}" for left, right in vocabulary.merges]
+    if not merges:
+        raise _unsupported("it has no merges, without which llama.cpp does not read it")
     return {"model": "gpt2", "pre": name, "merges": merges}
 
 

@@ -34,8 +34,8 @@ def test_many_rows_are_what_each_is_alone(name):
             found[start : start + 1], quantise_gguf(name, rows[start : start + 1], 768)
         )
     values = quants.dequantize(found, GGMLQuantizationType[name])
-    bits = 8 * BLOCKS[name][1] / BLOCKS[name][0]
-    assert np.sqrt(np.mean((values - rows) ** 2)) < 0.1 * 2.4 * 2.0 ** -np.floor(bits)
+    bits = int(name.lstrip("IQ")[0])
+    assert np.sqrt(np.mean((values - rows) ** 2)) < 0.25 / 2**bits
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])

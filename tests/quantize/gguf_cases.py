@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
-from conftest import with_tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 FIXTURES = Path(__file__).parents[1] / "models" / "fixtures"
 
@@ -32,11 +33,23 @@ IDS = [1, 70, 75, 82, 82, 85, 2, 1, 100, 40, 41, 42, 43, 200, 201, 255]
 
 
 def folder_of(name: str, scratch: Path) -> Path:
-    """A model of `TWINS` with a tokenizer."""
+    """A model of `TWINS`, with a tokenizer of as many ids: bytes, and a merge of two of them."""
     base, _, variant = TWINS[name].partition("/")
-    folder = with_tokenizer(base, scratch / name)
+    folder = scratch / name / "model"  # llama.cpp expects more of what calls itself phi3
+    shutil.copytree(FIXTURES / base, folder)
     if variant:
         shutil.copy(FIXTURES / base / variant / "config.json", folder / "config.json")
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    special = ["<pad>", "<s>", "</s>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: size - 4]
+    vocab = {token: i for i, token in enumerate([*special, *alphabet, "he"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("h", "e")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(special)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": "{{ messages }}"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
 
 

@@ -66,10 +66,12 @@ def test_names_cut_as_the_patterns_that_they_are_written_for(name):
     assert PRE_TOKENIZERS[written].patterns == cut.patterns
 
 
-def byte_level(**parts: object) -> OurTokenizer:
-    """Bytes alone, with an added token of each kind."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
+def byte_level(
+    merges: tuple[tuple[str, str], ...] = (("h", "e"),), **parts: object
+) -> OurTokenizer:
+    """255 bytes and "he", with an added token of each kind."""
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet())[:255], "he"]
+    backend = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, list(merges)))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     for name, part in parts.items():
@@ -142,6 +144,7 @@ def characters(**parts: object) -> Tokenizer:
     [
         (OurTokenizer(word_level()), "its model is WordLevel, allowed: BPE"),
         (OurTokenizer(characters()), "neither over bytes nor with bytes to fall back on"),
+        (byte_level(merges=()), "it has no merges, without which llama.cpp"),
         (byte_level(normalizer=normalizers.Lowercase()), "it normalises by Lowercase, allowed"),
         (
             byte_level(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True)),
