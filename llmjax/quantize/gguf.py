@@ -72,15 +72,20 @@ def _write(job: Job, metadata: Mapping[str, Value], tensors: Mapping[str, Tensor
     total = sum(prod(tensor.info.shape) for tensor in tensors.values())
     try:
         job.dst.parent.mkdir(parents=True, exist_ok=True)
-        with tqdm(
-            total=total, desc=job.config.method, unit="w", unit_scale=True, disable=not job.progress
-        ) as bar:
-            write_gguf(partial_file, metadata, tensors, done=bar.update)
-        os.rename(partial_file, job.dst)
+        try:
+            with tqdm(
+                total=total,
+                desc=job.config.method,
+                unit="w",
+                unit_scale=True,
+                disable=not job.progress,
+            ) as bar:
+                write_gguf(partial_file, metadata, tensors, done=bar.update)
+            os.rename(partial_file, job.dst)
+        finally:
+            partial_file.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write {job.dst}: {error}") from error
-    finally:
-        partial_file.unlink(missing_ok=True)
 
 
 def _data(model: GgufModel, name: str, kind: str, importance: Importance) -> np.ndarray:

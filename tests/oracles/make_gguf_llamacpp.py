@@ -19,9 +19,8 @@ OUT = Path(__file__).parents[1] / "quantize" / "fixtures" / "gguf_llamacpp.npz"
 
 
 def logits(path: Path) -> np.ndarray:
-    model = llama_cpp.Llama(
-        str(path), n_ctx=64, logits_all=True, verbose=False, n_threads=2, use_mmap=False
-    )
+    floats = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}
+    model = llama_cpp.Llama(str(path), n_ctx=64, logits_all=True, verbose=False, **floats)
     assert model.tokenize(b"Hi!", add_bos=False, special=True)
     model.eval(IDS)
     return np.array(model.scores[: len(IDS)], np.float32)

@@ -116,9 +116,9 @@ def test_ids_without_a_row_are_left_out():
 
 def test_ends_that_have_no_place_are_told(caplog):
     tokenizer = byte_level()
-    tokenizer.eos_token_ids |= {65, 66}
+    tokenizer.eos_token_ids |= {65, 66, 67}
     gguf_tokenizer(tokenizer, 260)
-    assert "no room for these ids that end a generation: [" in caplog.text
+    assert "no room for these ids that end a generation: [67]" in caplog.text
 
 
 def test_spaces_that_belong_to_tokens_are_told(caplog):
