@@ -14,11 +14,11 @@ from gguf.constants import GGML_QUANT_VERSION
 from tqdm.auto import tqdm
 
 from llmjax_kernels.gguf_quantise import BLOCKS, quantise_gguf
-from llmjax_kernels.native import library
 
 from ..checkpoint import Checkpoint, TensorInfo
 from ..checkpoint.base import FLOAT_TYPES
 from ..checkpoint.gguf_write import TensorToWrite, Value, typed, write_gguf
+from ..checkpoint.quantising import require_library
 from ..errors import CheckpointFormatError, ConfigError
 from .config import QuantizeConfig
 from .gguf_keys import gguf_family
@@ -44,7 +44,7 @@ def write(job: Job) -> None:
     """
     mix = gguf_mix(job.config.gguf_type)
     if mix.base in BLOCKS:
-        _require_library(job.config.method)
+        require_library(f"method is {job.config.method!r}")
     _say_if_quantised(job.source)
     source = Source(job.source)
     model = gguf_model(job.source, source)
@@ -145,13 +145,3 @@ def _say_if_quantised(checkpoint: Checkpoint) -> None:
             "%s is quantised already (%s): what that cost is lost in what is written too",
             *(checkpoint.path, ", ".join(sorted(kinds))),
         )
-
-
-def _require_library(method: str) -> None:
-    try:
-        library()
-    except OSError as error:
-        raise ConfigError(
-            f"method is {method!r}, which the native library makes, and that cannot be loaded: "
-            f"{error}"
-        ) from error
