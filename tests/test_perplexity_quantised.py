@@ -16,32 +16,14 @@ from flax import nnx
 from test_real_models import answers, mean_losses
 
 from llmjax import LLM
+from llmjax.bench.reorder import reordered
 from llmjax.checkpoint import load_model, pull
 from llmjax.checkpoint.detect import open_checkpoint
 from llmjax.checkpoint.orbax_folder import write_orbax
 from llmjax.errors import DownloadError
-from llmjax.models import DecoderConfig
 from llmjax_kernels import native
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the native kernels are not there")
-
-
-def reordered(arrays: dict[str, np.ndarray], config: DecoderConfig) -> dict[str, np.ndarray]:
-    """The same Llama with its hidden, feed-forward and value channels shuffled."""
-    rng = np.random.default_rng(0)
-    hidden = rng.permutation(config.hidden_size)
-    out = {name: value[..., hidden] for name, value in arrays.items()}
-    for i in range(config.num_layers):
-        layer, mlp = f"layers.{i}", rng.permutation(config.mlp_size)
-        channel = rng.permutation(config.head_dim)
-        v_rows = channel + np.arange(config.num_kv_heads)[:, None] * config.head_dim
-        o_columns = channel + np.arange(config.num_heads)[:, None] * config.head_dim
-        o, down = arrays[f"{layer}.attn.o.weight"], arrays[f"{layer}.mlp.down.weight"]
-        out[f"{layer}.attn.o.weight"] = o[hidden][:, o_columns.ravel()]
-        out[f"{layer}.mlp.down.weight"] = down[hidden][:, mlp]
-        for name, rows in [("attn.v", v_rows.ravel()), ("mlp.gate", mlp), ("mlp.up", mlp)]:
-            out[f"{layer}.{name}.weight"] = out[f"{layer}.{name}.weight"][rows]
-    return out
 
 
 @pytest.fixture(scope="module")

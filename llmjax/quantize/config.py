@@ -19,12 +19,13 @@ _WRITTEN: dict[str, Any] = {"dtype": "auto", "ignore": ("lm_head",)}
 _GROUPED: dict[str, Any] = {"bits": 4, "group_size": 128, "symmetric": True}
 
 _STEERED: dict[str, Any] = _CALIBRATED | _WRITTEN
-_GPTQ: dict[str, Any] = {"desc_act": False, "static_groups": False, "damp": 0.05, "format": "gptq"}
+_ORDER: dict[str, Any] = {"desc_act": False, "static_groups": False, "act_group_aware": None}
+_GPTQ: dict[str, Any] = {"damp": 0.05, "format": "gptq"}
 _AWQ: dict[str, Any] = {"symmetric": False, "clip": True, "format": "awq"}
 _INT8: dict[str, Any] = {"group_size": -1, "symmetric": True, "activations": "none"}
 
 METHODS: dict[str, dict[str, Any]] = {
-    "gptq": _GROUPED | _GPTQ | _STEERED,
+    "gptq": _GROUPED | _ORDER | _GPTQ | _STEERED,
     "awq": _GROUPED | _AWQ | _STEERED,
     "smoothquant": {"alpha": None, "activations": "dynamic"} | _STEERED,
     "int8": _INT8 | _STEERED,
@@ -58,6 +59,8 @@ class QuantizeConfig:
         desc_act: gptq quantises inputs in the order of their energy, the greatest first, and
             groups are of neighbours in that order (act-order).
         static_groups: with `desc_act`, groups stay those of neighbours as stored.
+        act_group_aware: gptq goes by energy within groups and from group to group, which leaves
+            them as stored; yes unless told, but with `desc_act`.
         damp: gptq adds this share of the mean of H's diagonal to it.
         clip: awq also searches how far to clip weights.
         alpha: smoothquant's exponent, 0 to 1; by default searched for each place.
@@ -82,6 +85,7 @@ class QuantizeConfig:
     symmetric: bool | None = None
     desc_act: bool | None = None
     static_groups: bool | None = None
+    act_group_aware: bool | None = None
     damp: float | None = None
     clip: bool | None = None
     alpha: float | None = None
@@ -162,6 +166,10 @@ class QuantizeConfig:
         self._check_together()
 
     def _check_together(self) -> None:
+        if self.desc_act and self.act_group_aware:
+            raise ConfigError("act_group_aware is True, allowed without desc_act alone")
+        if self.family == "gptq" and self.act_group_aware is None:
+            object.__setattr__(self, "act_group_aware", not self.desc_act)
         if self.static_groups and not self.desc_act:
             raise ConfigError("static_groups is True, allowed with desc_act alone")
         if self.activations in ("dynamic", "static") and self.family == "int8":

@@ -52,7 +52,7 @@ def sequences_at_once(count: int, length: int) -> int:
     return max(n for n in range(1, min(most, count) + 1) if count % n == 0)
 
 
-@partial(jax.jit, static_argnames=("config", "index", "watched", "roundings"))
+@partial(jax.jit, static_argnames=("config", "index", "watched", "roundings", "ends"))
 def run_layer(
     parameters: Mapping[str, Array],
     scales: Mapping[str, Array],
@@ -62,7 +62,8 @@ def run_layer(
     index: int,
     watched: tuple[str, ...] = (),
     roundings: Roundings = (),
-) -> tuple[Float[Array, "B T D"], dict[str, Float[Array, "B T K"]]]:
+    ends: bool = True,
+) -> tuple[Float[Array, "B T D"] | None, dict[str, Float[Array, "B T K"]]]:
     """The layer's output, and the inputs of the linear layers `watched`.
 
     Args:
@@ -70,6 +71,7 @@ def run_layer(
         scales: of static roundings, by linear layer.
         index: of a layer that computes alike (`like`).
         roundings: of linear layers whose inputs are rounded.
+        ends: whether the output is wanted; if not, nothing is computed that `watched` need not.
     """
     abstract = nnx.eval_shape(lambda: DecoderLayer(config, index, jnp.dtype(jnp.float32)))
     graphdef, state = nnx.split(abstract)
@@ -80,7 +82,7 @@ def run_layer(
     rope = layer_rotation(config, index, x.shape[1])
     wanted = dict(roundings)
 
-    def one(sequence: Float[Array, "T D"]) -> tuple[Array, dict[str, Array]]:
+    def one(sequence: Float[Array, "T D"]) -> tuple[Array | None, dict[str, Array]]:
         layer = nnx.merge(graphdef, nnx.from_flat_state(leaves))
         taps = {}
         for name in {*watched, *wanted}:
@@ -89,7 +91,7 @@ def run_layer(
             taps[name] = Tap(getattr(holder, part), wanted.get(name), scales.get(name))
             setattr(holder, part, taps[name])
         out = layer(sequence, rope, 0, DenseContext())
-        return out, {name: taps[name].seen for name in watched}
+        return out if ends else None, {name: taps[name].seen for name in watched}
 
     with jax.default_matmul_precision("float32"):
         return jax.vmap(one)(x)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 from math import gcd
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,11 @@ from ..errors import ConfigError
 from .config import QuantizeConfig
 from .formats import int_format
 from .grid import Grid, IntCodes
-from .hub import Target
-from .layer import Layer
+from .layer import Layer, Place
+
+Ordering = Literal["stored", "grouped", "energy", "static"]
+"""Of inputs: as stored; by energy, within groups of neighbours and of these (GPTQModel's
+"act_group_aware"); by energy, groups being of neighbours in that order; or groups as stored."""
 
 BLOCK = 128
 """Inputs after which errors reach those outside of their block."""
@@ -38,12 +41,16 @@ def quantise(layer: Layer, config: QuantizeConfig) -> None:
     """Place after place: what a place is given has gone through those before, as they now are."""
     format = int_format(config, layer.dtype)
     for place in layer.places:
-        [inputs] = layer.inputs([place], gram=True)
-        for target in layer.targets_at(place):
-            weight = layer.weight(target)
+        targets = layer.targets_at(place)
+        weights = [layer.weight(target) for target in targets]
+        for target, weight in zip(targets, weights, strict=True):
             group = format.group_of(target, weight.shape)
-            codes = solve(weight, inputs.gram, format.grid, group, config, target)
-            layer.put(target, format.coded(codes))
+        [inputs] = layer.inputs([place], gram=True)
+        # Rows are rounded each by itself: matrices of one input are one to the solver.
+        whole = solve(np.concatenate(weights), inputs.gram, format.grid, group, config, place)
+        ends = np.cumsum([len(weight) for weight in weights])
+        for target, weight, end in zip(targets, weights, ends, strict=True):
+            layer.put(target, format.coded(whole.rows(end - len(weight), end)))
 
 
 def solve(
@@ -52,14 +59,14 @@ def solve(
     grid: Grid,
     group: int,
     config: QuantizeConfig,
-    target: Target,
+    place: Place,
 ) -> IntCodes:
-    """The codes of one matrix.
+    """The codes of the matrices of a place, one above the other.
 
     Args:
         gram: X^T X, up to a factor.
         group: inputs that share a scale.
-        target: which matrix it is, for messages.
+        place: whose they are, for messages.
 
     Raises:
         ConfigError: the Hessian is not positive definite, whatever is added to its diagonal.
@@ -73,20 +80,26 @@ def solve(
             damp,
             grid=grid,
             group=group,
-            by_energy=bool(config.desc_act),
-            static_groups=bool(config.static_groups),
+            ordering=_ordering(config),
         )
         if solution.is_finite:
             codes, scales, zeros, groups, _ = map(np.asarray, solution)
             return IntCodes(grid, codes.astype(np.uint8), scales, zeros.astype(np.uint8), groups)
         damp *= 4
     raise ConfigError(
-        f"damp is {config.damp}, and {target.module} has a Hessian that is not positive definite; "
+        f"damp is {config.damp}, and {', '.join(place.linears)} of a layer have a Hessian that is "
+        "not positive definite; "
         "allowed: a greater one, or more calibration text"
     )
 
 
-@partial(jax.jit, static_argnames=("grid", "group", "by_energy", "static_groups"))
+def _ordering(config: QuantizeConfig) -> Ordering:
+    if config.desc_act:
+        return "static" if config.static_groups else "energy"
+    return "grouped" if config.act_group_aware else "stored"
+
+
+@partial(jax.jit, static_argnames=("grid", "group", "ordering"))
 def _solve(
     weight: Float[Array, "N K"],
     gram: Float[Array, "K K"],
@@ -94,28 +107,42 @@ def _solve(
     *,
     grid: Grid,
     group: int,
-    by_energy: bool,
-    static_groups: bool,
+    ordering: Ordering,
 ) -> _Solution:
-    N, K = weight.shape
+    K = weight.shape[1]
     energy = jnp.diagonal(gram)
-    order = jnp.argsort(-energy) if by_energy else jnp.arange(K)
+    order = _order(energy, group, ordering)
     # Inputs that are always zero: any weight will do, and zero is exact.
     dead = energy == 0
     weight = jnp.where(dead, 0, weight)
     hessian = gram + jnp.diag(jnp.where(dead, 1, 0) + damp * jnp.mean(energy))
     factor = inverse_factor(hessian[order][:, order])
-    groups = jnp.arange(K) // group
-    if static_groups:
-        low, high = _ends(weight.reshape(N, -1, group).transpose(1, 2, 0))
-        scales, zeros = grid.fit(low, high)
+    rows, groups = weight.T[order], jnp.arange(K) // group
+    if ordering == "static":
+        scales, zeros = grid.fit(*_ends(weight.T.reshape(-1, group, len(weight))))
         groups = groups[order]
-        codes = _fixed(weight.T[order], factor, scales[groups], zeros[groups], grid)
+        codes = _fixed(rows, factor, scales[groups], zeros[groups], grid)
     else:
-        codes, scales, zeros = _in_groups(weight.T[order], factor, group, grid)
+        codes, scales, zeros = _in_groups(rows, factor, group, grid)
+    if ordering == "grouped":
+        # Groups were gone through in another order than they are stored in.
+        stored = jnp.argsort(order[::group] // group)
+        groups, scales, zeros = order // group, scales[stored], zeros[stored]
     place = jnp.argsort(order)
     finite = jnp.isfinite(factor).all() & jnp.isfinite(weight).all()
     return _Solution(codes[place].T, scales.T, zeros.T, groups[place].astype(jnp.int32), finite)
+
+
+def _order(energy: Float[Array, " K"], group: int, ordering: Ordering) -> Int[Array, " K"]:
+    """Which input is rounded first, and so on."""
+    if ordering == "stored":
+        return jnp.arange(len(energy))
+    if ordering != "grouped":
+        return jnp.argsort(-energy)
+    by_group = energy.reshape(-1, group)
+    first = jnp.argsort(-jnp.max(by_group, axis=1))
+    within = jnp.argsort(-by_group, axis=1)
+    return (first[:, None] * group + within[first]).reshape(-1)
 
 
 def inverse_factor(hessian: Float[Array, "K K"]) -> Float[Array, "K K"]:

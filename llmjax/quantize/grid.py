@@ -87,6 +87,11 @@ class IntCodes(NamedTuple):
         codes = self.codes.astype(np.float32) - self.zeros[:, self.groups]
         return codes * self.scales[:, self.groups]
 
+    def rows(self, start: int, stop: int) -> IntCodes:
+        """Some rows of the matrix."""
+        codes, scales, zeros = (a[start:stop] for a in (self.codes, self.scales, self.zeros))
+        return IntCodes(self.grid, codes, scales, zeros, self.groups)
+
 
 def groups_of_neighbours(K: int, group: int) -> Int[np.ndarray, " K"]:
     """The group of each input."""

@@ -90,6 +90,8 @@ class Layer:
         dtype: of scales, and of what stays in floats.
 
     Attributes:
+        config: the decoder's.
+        hidden: what flows in.
         places: that have a matrix to quantise.
         floats: what stays so; the parameters are as rounded to `dtype`.
         coded: what `put` was given, by the target's name.
@@ -107,7 +109,7 @@ class Layer:
     ):
         self.index, self.parameters, self.dtype = index, parameters, dtype
         self.coded: dict[str, Coded] = {}
-        self._config, self._hidden = config, hidden
+        self.config, self.hidden = config, hidden
         targets = list(targets)
         self._targets = [target for target in targets if quantised(target)]
         self.floats = [target for target in targets if not quantised(target)]
@@ -172,23 +174,25 @@ class Layer:
         sums: list[Inputs | None] = [None] * len(places)
         tokens = self._calibration.shape[0] * self._calibration.shape[1]
         stride = max(1, tokens // SAMPLED_ROWS)
-        for _, seen in self._run(watched):
+        for _, seen in self._run(watched, ends=False):
             parts = [_measure(seen[name], gram=gram, stride=stride) for name in watched]
             sums = [b if a is None else _add(a, b) for a, b in zip(sums, parts, strict=True)]
         return [_over(total, tokens) for total in sums if total is not None]
 
     def outputs(self) -> Float[np.ndarray, "S T D"] | None:
         """What flows out of the layer as it is now."""
-        if self._hidden is None:
+        if self.hidden is None:
             return None
         return np.concatenate([np.asarray(out) for out, _ in self._run(())])
 
     @property
     def _calibration(self) -> Float[np.ndarray, "S T D"]:
-        assert self._hidden is not None, "the method is one of those that calibrate"
-        return self._hidden
+        assert self.hidden is not None, "the method is one of those that calibrate"
+        return self.hidden
 
-    def _run(self, watched: tuple[str, ...]) -> Iterator[tuple[Array, dict[str, Array]]]:
+    def _run(
+        self, watched: tuple[str, ...], ends: bool = True
+    ) -> Iterator[tuple[Array | None, dict[str, Array]]]:
         hidden = self._calibration
         step = sequences_at_once(*hidden.shape[:2])
         parameters = {path: jnp.asarray(value) for path, value in self.parameters.items()}
@@ -197,9 +201,10 @@ class Layer:
                 parameters,
                 self._scales,
                 hidden[start : start + step],
-                config=self._config,
-                index=like(self._config, self.index),
+                config=self.config,
+                index=like(self.config, self.index),
                 watched=watched,
+                ends=ends,
                 roundings=tuple(sorted(self._roundings.items())),
             )
 

@@ -30,6 +30,7 @@ def _gptq(config: QuantizeConfig, ignored: Sequence[str]) -> dict[str, Any]:
         "group_size": config.group_size,
         "desc_act": config.desc_act,
         "static_groups": config.static_groups,
+        "act_group_aware": config.act_group_aware,
         "sym": config.symmetric,
         "damp_percent": config.damp,
         "true_sequential": True,
@@ -86,7 +87,9 @@ def _scheme(config: QuantizeConfig) -> tuple[str, dict[str, Any], dict[str, Any]
     bits = {"int4": 4, "int8": 8, "smoothquant": 8}.get(config.family) or config.bits
     in_groups = config.group_size not in (None, -1)
     strategy, size = ("group", config.group_size) if in_groups else ("channel", None)
-    weights = _numbers("int", bits, strategy, size) | {"symmetric": config.symmetric is not False}
+    weights = _numbers("int", bits, strategy, size)
+    if config.symmetric is False:
+        weights |= {"symmetric": False, "zp_dtype": "torch.int8"}
     if config.desc_act:
         weights["actorder"] = "weight"
     inputs = _inputs(config, "int")

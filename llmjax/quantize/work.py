@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -51,12 +52,18 @@ class Work:
             self._lock.acquire(timeout=0)
         except Timeout:
             raise ConfigError(f"{self.folder}: another process works there") from None
-        if (self.folder / _PROGRESS).exists():
-            self._resume()
+        try:
+            if self._path(_PROGRESS).exists():
+                self._resume()
+        except BaseException:
+            self._lock.release()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+        if not self.done and self.folder.exists():
+            shutil.rmtree(self.folder)
 
     @property
     def done(self) -> int:
@@ -79,27 +86,26 @@ class Work:
         """
         number = self.done + 1
         name = f"model-{number:05}-of-{self._shards:05}.safetensors"
-        write_safetensors(self.folder / name, tensors)
+        write_safetensors(self._path(name), tensors)
         if hidden is not None:
             np.save(self._hidden(number), hidden)
         self._files[name] = {key: value.nbytes for key, value in tensors.items()}
         self.ignored = ignored
         state = {"run": self._run, "files": self._files, "ignored": ignored}
-        scratch = self.folder / f"{_PROGRESS}.part"
+        scratch = self._path(f"{_PROGRESS}.part")
         scratch.write_text(json.dumps(state), encoding="utf-8")
-        os.replace(scratch, self.folder / _PROGRESS)
+        os.replace(scratch, self._path(_PROGRESS))
         self._hidden(number - 1).unlink(missing_ok=True)
 
     def finish(self) -> None:
         """Gives the folder its name."""
         write_index(self.folder, self._files)
-        self._hidden(self.done).unlink(missing_ok=True)
-        for name in (_PROGRESS, _LOCK):
-            (self.folder / name).unlink(missing_ok=True)
+        for path in (self._path(_PROGRESS), self._path(_LOCK), *self.folder.glob("hidden-*.npy")):
+            path.unlink(missing_ok=True)
         os.rename(self.folder, self._dst)
 
     def _resume(self) -> None:
-        state = read_json(self.folder / _PROGRESS)
+        state = read_json(self._path(_PROGRESS))
         if state.get("run") != self._run:
             raise ConfigError(
                 f"{self.folder} is of a run with other settings or another model; remove it, or "
@@ -107,8 +113,11 @@ class Work:
             )
         self._files, self.ignored = state["files"], state["ignored"]
 
+    def _path(self, name: str) -> Path:
+        return self.folder / name
+
     def _hidden(self, number: int) -> Path:
-        return self.folder / f"hidden-{number}.npy"
+        return self._path(f"hidden-{number}.npy")
 
 
 def fingerprint(job: Job) -> dict[str, Any]:

@@ -1,0 +1,39 @@
+"""What transformers, compressed-tensors and gptqmodel answer to folders that llmjax quantised.
+
+In an environment with those: `python tests/oracles/make_quantised.py OUT`, where
+`tests/quantize/peer_folders.py OUT` has written the folders. Writes
+tests/quantize/fixtures/peers.npz: of each folder the logits [T V] of the same ids.
+
+GPTQ and AWQ are read by gptqmodel; products are in float32 there too.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+FIXTURE = Path(__file__).parents[1] / "quantize" / "fixtures" / "peers.npz"
+IDS = torch.arange(7, 19)[None] * 5 % 256
+
+
+@torch.no_grad()
+def logits(folder: Path) -> np.ndarray:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return model(IDS).logits[0].float().numpy()
+
+
+def main() -> None:
+    out, found = Path(sys.argv[1]), {}
+    for folder in sorted(path for path in out.iterdir() if path.is_dir()):
+        found[folder.name] = logits(folder)
+        ours = np.load(out / f"{folder.name}.npy")
+        print(f"{folder.name:20} {np.abs(found[folder.name] - ours).max():.2e}", flush=True)
+    FIXTURE.parent.mkdir(exist_ok=True)
+    np.savez_compressed(FIXTURE, **{k: v.astype(np.float32) for k, v in found.items()})
+
+
+main()
