@@ -62,6 +62,13 @@ class Metadata(Mapping[str, Any]):
         data = self._file.read(start, end - start).tobytes()
         return _Cursor(self._file, data).value(f"metadata key {key!r}")
 
+    def types(self, key: str) -> tuple[GGUFValueType, GGUFValueType | None]:
+        """The type of a key's value, and of an array's items."""
+        start, end = self._spans[key]
+        cursor, what = _Cursor(self._file, self._file.read(start, end - start).tobytes()), key
+        kind = cursor.value_type(what)
+        return kind, cursor.array_type(what)[0] if kind is GGUFValueType.ARRAY else None
+
     def __contains__(self, key: object) -> bool:
         return key in self._spans
 

@@ -66,7 +66,7 @@ class Quantiser:
         if quantization is None:
             return
         if quantization in QUANTISATIONS:
-            _require_library(quantization)
+            require_library(f"quantization is {quantization!r}")
         else:
             ends = ("embed.weight", self._head)
             matrices -= {n for n, uses in plan.items() if any(u.path in ends for u in uses)}
@@ -161,11 +161,12 @@ def _rounded(values: jax.Array, format: QuantFormat) -> QuantWeight:
     return jax.block_until_ready(jax.jit(quantise_weight, static_argnums=1)(values, format))
 
 
-def _require_library(quantization: str) -> None:
+def require_library(said: str) -> None:
+    """Raises ConfigError where what was said ("quantization is 'int8'") takes the native library,
+    and that is not there."""
     try:
         library()
     except OSError as error:
         raise ConfigError(
-            f"quantization is {quantization!r}, which the native library makes, and that cannot "
-            f"be loaded: {error}"
+            f"{said}, which the native library makes, and that cannot be loaded: {error}"
         ) from error

@@ -104,6 +104,12 @@ def rotate(x: Float[Array, "T heads H"], by: Rotation) -> Float[Array, "T heads 
     return jnp.concatenate([*parts, x[..., 2 * half :]], axis=-1)
 
 
+def divisors(config: RopeConfig) -> Float[np.ndarray, " R"]:
+    """What each frequency is divided by, of kinds whose frequencies are always the same."""
+    scaled = _frequencies(config, jnp.zeros(1, jnp.int32))
+    return _geometric(config.theta, config.dim) / np.asarray(scaled)
+
+
 def _frequencies(config: RopeConfig, context_lens: Array) -> Array:
     """Radians per position: [R], or [T, R] where they depend on the context's length."""
     base = _geometric(config.theta, config.dim)

@@ -12,6 +12,7 @@ from typing import Any
 from ..checks import shown
 from ..config import check_types
 from ..errors import ConfigError
+from .gguf_mix import ALIASES, MIXES, NEEDS_IMPORTANCE
 
 _CALIBRATED: dict[str, Any] = {"calibration": None, "num_samples": 128, "sequence_length": 512}
 _WRITTEN: dict[str, Any] = {"dtype": "auto", "ignore": ("lm_head",)}
@@ -32,6 +33,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fp8": {"granularity": "channel", "activations": "dynamic"} | _STEERED,
     "nvfp4": _WRITTEN,
     "mxfp4": _WRITTEN,
+    "gguf": {"imatrix": None} | _CALIBRATED,
 }
 """By name: the settings that a method honours, and what they are unless given."""
 
@@ -49,7 +51,8 @@ class QuantizeConfig:
     """How to quantise. None takes what the method takes unless told.
 
     Attributes:
-        method: gptq, awq, smoothquant, int8, int4, fp8, nvfp4 or mxfp4.
+        method: gptq, awq, smoothquant, int8, int4, fp8, nvfp4, mxfp4, or gguf:TYPE, where the type
+            is one that llama.cpp knows, such as Q4_K_M.
         bits: of a weight's code: 2, 3, 4 or 8 for gptq, 4 for awq.
         group_size: inputs that share a scale; -1 is all of a row.
         symmetric: scales without zero points (gptq, int8, int4: yes unless told, awq: no).
@@ -67,6 +70,8 @@ class QuantizeConfig:
             activations in groups of 128).
         format: of the folder: what the method is called, or "compressed-tensors".
         calibration: a file of text (.txt), or of lines with "text" or "messages" (.jsonl).
+        imatrix: a file of llama-imatrix, which says how much each input counts in a GGUF file;
+            with `calibration` in its place that is measured.
         num_samples: windows of calibration text, evenly spaced.
         sequence_length: tokens of a window.
         dtype: of what stays in floats, and of scales where the format leaves it open; "auto" is
@@ -88,6 +93,7 @@ class QuantizeConfig:
     granularity: str | None = None
     format: str | None = None
     calibration: str | None = None
+    imatrix: str | None = None
     num_samples: int | None = None
     sequence_length: int | None = None
     dtype: str | None = None
@@ -123,6 +129,11 @@ class QuantizeConfig:
         return self.method.partition(":")[0]
 
     @property
+    def gguf_type(self) -> str:
+        """What stands behind the colon of "gguf:Q4_K_M"."""
+        return self.method.partition(":")[2]
+
+    @property
     def needs_calibration(self) -> bool:
         """Whether the method looks at what goes through the model."""
         return self.family in ("gptq", "awq", "smoothquant") or self.activations == "static"
@@ -130,7 +141,16 @@ class QuantizeConfig:
     def _settings(self) -> Mapping[str, Any]:
         if self.family not in METHODS:
             raise ConfigError(f"method is {shown(self.method)}, allowed: {', '.join(METHODS)}")
+        if self.family == "gguf":
+            self._check_gguf_type()
+        elif ":" in self.method:
+            raise ConfigError(f"method is {shown(self.method)}, allowed with a colon: gguf:TYPE")
         return METHODS[self.family]
+
+    def _check_gguf_type(self) -> None:
+        if self.gguf_type.upper() not in {*MIXES, *ALIASES}:
+            known = ", ".join(f"gguf:{name}" for name in MIXES)
+            raise ConfigError(f"method is {shown(self.method)}, allowed: {known}")
 
     def _check(self) -> None:
         self._require_one("bits", _BITS.get(self.family, ()))
@@ -165,10 +185,24 @@ class QuantizeConfig:
             raise ConfigError(
                 f"calibration is None, allowed for method {self.method}: a .txt or .jsonl file"
             )
-        if not self.needs_calibration and self.calibration is not None:
+        if self.family == "gguf":
+            self._check_importance()
+        elif not self.needs_calibration and self.calibration is not None:
             raise ConfigError(
                 f"calibration is {shown(self.calibration)}, which method {self.method} has no use "
                 "for unless activations are static"
+            )
+
+    def _check_importance(self) -> None:
+        if self.imatrix is not None and self.calibration is not None:
+            raise ConfigError(
+                f"imatrix is {shown(self.imatrix)} and calibration {shown(self.calibration)}, "
+                "allowed: one of them"
+            )
+        given = self.imatrix is not None or self.calibration is not None
+        if self.gguf_type.upper() in NEEDS_IMPORTANCE and not given:
+            raise ConfigError(
+                f"method is {shown(self.method)}, allowed with an imatrix or calibration alone"
             )
 
     def _require_one(self, name: str, allowed: Collection[object]) -> None:

@@ -78,18 +78,24 @@ def layer_targets(
         path: Source(source.name.replace("{i}", str(index)), source.transform)
         for path, source in sources.items()
     }
-    return _targets(config, numbered, shapes)
+    return targets_of(config, numbered, shapes)
 
 
 def outer_targets(config: DecoderConfig, shapes: Mapping[str, tuple[int, ...]]) -> list[Target]:
     """The tensors of no layer."""
     table = hub_family(config).WEIGHTS
-    return _targets(config, {path: table[path] for path in shapes}, shapes)
+    return targets_of(config, {path: table[path] for path in shapes}, shapes)
 
 
-def _targets(
+def targets_of(
     config: DecoderConfig, sources: Mapping[str, Source], shapes: Mapping[str, tuple[int, ...]]
 ) -> list[Target]:
+    """The tensors of a table.
+
+    Args:
+        sources: of each parameter, by path.
+        shapes: of the parameters.
+    """
     named: dict[str, list[str]] = defaultdict(list)
     for path, source in sources.items():
         named[source.name].append(path)

@@ -66,7 +66,7 @@ def hub_config(config: DecoderConfig) -> dict[str, Any]:
         raise UnsupportedModelError(
             f"{architecture}: config.json cannot say it: {error}"
         ) from error
-    differs = _differences(found, replace(config, architecture=architecture))
+    differs = differences(found, replace(config, architecture=architecture))
     if differs:
         raise UnsupportedModelError(
             f"{architecture}: config.json has no way to say that {'; '.join(differs)}"
@@ -132,7 +132,8 @@ def _granite(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
-def _differences(found: DecoderConfig, wanted: DecoderConfig) -> list[str]:
+def differences(found: DecoderConfig, wanted: DecoderConfig) -> list[str]:
+    """What of a decoder reads otherwise than it was meant, for people."""
     differs = []
     for name, value in vars(wanted).items():
         other = getattr(found, name)
@@ -150,8 +151,10 @@ def _differences(found: DecoderConfig, wanted: DecoderConfig) -> list[str]:
 def _rotate_alike(a: RopeConfig, b: RopeConfig) -> bool:
     if a == b:
         return True
-    if a.dim != b.dim or {a.kind, b.kind} & {"dynamic", "longrope"}:
+    if a.dim != b.dim:
         return False
-    positions = jnp.array([1, 100], jnp.int32)
-    one, other = (rotation(rope, positions, positions) for rope in (a, b))
+    longest = max(a.original_max_position, b.original_max_position, 100)
+    positions = jnp.array([1, 100, 1, 100], jnp.int32)
+    contexts = jnp.array([1, 100, 2 * longest, 3 * longest], jnp.int32)
+    one, other = (rotation(rope, positions, contexts) for rope in (a, b))
     return all(np.allclose(x, y, atol=1e-4) for x, y in zip(one, other, strict=True))

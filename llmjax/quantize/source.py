@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import jax.numpy as jnp
 import numpy as np
@@ -38,6 +38,7 @@ class Source:
         abstract = nnx.eval_shape(lambda: make_model(self.config, jnp.dtype(jnp.float32)))
         flat = nnx.to_flat_state(nnx.split(abstract)[1])
         shapes = {".".join(map(str, keys)): leaf for keys, leaf in flat}
+        self._shapes = {path: tuple(leaf.shape) for path, leaf in shapes.items()}
         self._plan = plan_weights(checkpoint, self.config, table, shapes)
 
     def layer(self, index: int) -> Parameters:
@@ -51,6 +52,15 @@ class Source:
     def outer(self) -> Parameters:
         """Those of no layer: embedding, final norm, and head where it is not the embedding."""
         return dict(self._read(lambda path: not path.startswith("layers.")))
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all parameters, by path."""
+        return self._shapes
+
+    def read(self, paths: Collection[str]) -> Parameters:
+        """Some parameters, by path."""
+        return dict(self._read(lambda path: path in paths))
 
     def _read(self, wanted) -> Iterable[tuple[str, np.ndarray]]:
         for name, uses in self._plan.items():

@@ -38,7 +38,7 @@ class Work:
 
     def __init__(self, job: Job, shards: int):
         self.folder = job.dst.with_name(f"{job.dst.name}.partial")
-        self._dst, self._shards, self._run = job.dst, shards, _fingerprint(job)
+        self._dst, self._shards, self._run = job.dst, shards, fingerprint(job)
         self._files: dict[str, dict[str, int]] = {}
         self.ignored: list[str] = []
         try:
@@ -120,7 +120,7 @@ class Work:
         return self._path(f"hidden-{number}.npy")
 
 
-def _fingerprint(job: Job) -> dict[str, Any]:
+def fingerprint(job: Job) -> dict[str, Any]:
     """What must be the same for one run to go on with what another did, as JSON has it."""
     config, path = job.config, job.source.path
     run: dict[str, Any] = {"version": _VERSION, "source": str(path.resolve())}

@@ -11,11 +11,14 @@ from pathlib import Path
 
 from ..checkpoint import open_checkpoint, resolve_model
 from ..errors import ConfigError
-from . import layerwise
+from . import gguf, layerwise
 from .config import METHODS, QuantizeConfig
 from .job import Job
 
-WRITERS: dict[str, Callable[[Job], None]] = dict.fromkeys(METHODS, layerwise.write)
+WRITERS: dict[str, Callable[[Job], None]] = {
+    **dict.fromkeys(METHODS, layerwise.write),
+    "gguf": gguf.write,
+}
 """By `QuantizeConfig.family`: writes `job.dst` in whole, or raises LlmjaxError and leaves what it
 has beside it, where a further call finds it."""
 

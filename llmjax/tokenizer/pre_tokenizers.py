@@ -34,7 +34,7 @@ _SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _ASCII_SYMBOL = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
 
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _QWEN2 = rf"{_CONTRACTION}|{_LETTERS}|\p{{N}}|{_SYMBOLS}|{_SPACES}"
 _LLAMA3 = rf"{_CONTRACTION}|{_LETTERS}|\p{{N}}{{1,3}}|{_SYMBOLS}|{_SPACES}"
 
@@ -117,10 +117,10 @@ _BY_NAMES: dict[str, PreTokenizer] = {
     ),
     "gpt-2 phi-2 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code roberta-bpe gigachat"
     " a.x-4.0 mellum modern-bert mpt olmo jais trillion granite-docling exaone4": PreTokenizer(
-        (_GPT2,)
+        (GPT2,)
     ),
     "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2": PreTokenizer(
-        (r"\p{N}", _GPT2)
+        (r"\p{N}", GPT2)
     ),
     "gpt-4o llama4 kanana2 talkie minimax-m2": PreTokenizer((_GPT4O,)),
     "granite-embed-multi-97m": PreTokenizer((_GPT4O,), ignore_merges=True),
@@ -140,7 +140,7 @@ _BY_NAMES: dict[str, PreTokenizer] = {
         )
     ),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, r"\p{N}")),
-    "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
+    "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
     "poro-chat bloom gpt3-finnish": PreTokenizer((_WORDS_BETWEEN_STOPS,)),
     "viking": PreTokenizer((_WORDS_BETWEEN_STOPS, r"\p{N}")),
     "superbpe": PreTokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
@@ -151,11 +151,11 @@ _BY_NAMES: dict[str, PreTokenizer] = {
             r"([\t\n]|    |  )",
             r"\p{N}",
             r"[\p{P}!-/:-@\[-`{-~]",
-            _GPT2,
+            GPT2,
         ),
         add_bos=True,
     ),
-    "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
 }
 PRE_TOKENIZERS = {name: cut for names, cut in _BY_NAMES.items() for name in names.split()}
 
@@ -171,6 +171,24 @@ def find(name: str) -> PreTokenizer:
             f"tokenizer.ggml.pre is {name!r}; supported: {', '.join(sorted(PRE_TOKENIZERS))}"
         )
     return PRE_TOKENIZERS[name]
+
+
+_WRITTEN_FIRST = ("llama-bpe", "qwen2", "smollm", "gpt-2")
+"""Of names that cut alike the one to write."""
+
+
+def name_of(patterns: tuple[str, ...], ignore_merges: bool) -> str | None:
+    """A `tokenizer.ggml.pre` that cuts text by these regular expressions; None where there is none.
+
+    Args:
+        patterns: in Oniguruma's dialect, applied in turn.
+    """
+    names = [
+        name
+        for name, cut in PRE_TOKENIZERS.items()
+        if cut.patterns == patterns and cut.ignore_merges == ignore_merges
+    ]
+    return next((name for name in _WRITTEN_FIRST if name in names), names[0] if names else None)
 
 
 def build(cut: PreTokenizer) -> pre_tokenizers.PreTokenizer:

@@ -49,6 +49,7 @@ def library() -> ctypes.CDLL:
         lib.llmjax_sources.restype = ctypes.c_char_p
         lib.llmjax_greatest_scale.restype = ctypes.c_float
         lib.llmjax_greatest_magnitude.restype = ctypes.c_float
+        lib.llmjax_quantise_gguf.restype = ctypes.c_bool
         handlers = {name: getattr(lib, f"llmjax_{name}") for name in _TARGETS}
     except AttributeError as error:
         raise OSError(f"was built from other sources ({error}): {_REBUILD}") from None

@@ -57,6 +57,24 @@ inline int64_t BlockWeights(GgufType type) {
   return type <= GgufType::kQ8_0 || type == GgufType::kIQ4_NL ? 32 : 256;
 }
 
+inline int64_t BlockBytes(GgufType type) {
+  switch (type) {
+    case GgufType::kQ4_0: return 18;
+    case GgufType::kQ4_1: return 20;
+    case GgufType::kQ5_0: return 22;
+    case GgufType::kQ5_1: return 24;
+    case GgufType::kQ8_0: return 34;
+    case GgufType::kQ2_K: return 84;
+    case GgufType::kQ3_K: return 110;
+    case GgufType::kQ4_K: return 144;
+    case GgufType::kQ5_K: return 176;
+    case GgufType::kQ6_K: return 210;
+    case GgufType::kIQ4_NL: return 18;
+    case GgufType::kIQ4_XS: return 136;
+  }
+  return 0;
+}
+
 // Group `j` of the block at `b` (of one group, or of eight).
 inline void DecodeGroup(GgufType type, const uint8_t* b, int j, Group& g) {
   const int n = j / 4, shift = 2 * (j % 4);

@@ -7,6 +7,7 @@
 #include "amx.h"
 #endif
 #include "attention.h"
+#include "gguf_quantise.h"
 #include "matmul.h"
 #include "quantise.h"
 #include "rows.h"
@@ -213,5 +214,5 @@ extern const Kernels LLMJAX_JOIN(kKernels_, LLMJAX_ISA);
 const Kernels LLMJAX_JOIN(kKernels_, LLMJAX_ISA) = {
     LLMJAX_STR(LLMJAX_ISA), kBlockRows, kTilesAtOnce, RmsNormRow, QuantizeRow, Supports, Matmul,
     Gated, AttentionWrite, Attend, MergeParts, kSegment, Row,
-    QuantiseTile,
+    QuantiseTile, QuantiseGguf,
 };

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "format.h"
+#include "gguf_blocks.h"
 
 // Activations [M, K] as matmuls read them: float rows, or 8-bit codes in groups of 32. Of those
 // 16 rows lie together: the places of rows that are computed at once differ by constants, and a
@@ -90,6 +91,10 @@ struct Kernels {
   void (*row)(const Weight& w, int64_t row, float* out);
   // Makes a tile of up to 16 float rows [count, K]: 8 bits around a zero, or 4 bits with minima.
   void (*quantise_tile)(const float* rows, int64_t count, int64_t K, Format format, uint8_t* tile);
+  // Makes GGUF blocks of float rows [N, K]; importance is of each input, or null. False where a
+  // scale is too large for a half float.
+  bool (*quantise_gguf)(GgufType type, const float* rows, int64_t N, int64_t K,
+                        const float* importance, uint8_t* out);
 };
 
 // The best table this processor can run.

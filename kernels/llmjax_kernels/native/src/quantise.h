@@ -1,6 +1,7 @@
 // From float weights to codes in groups of 32, for a tile's 16 rows at once: a lane is a row.
 #pragma once
 
+#include "gguf_search.h"
 #include "half.h"
 #include "kernels.h"
 #include "simd.h"
@@ -17,10 +18,6 @@ inline F32 StoreHalves(uint8_t* to, F32 v) {
   return FromF16(Load<U16>(halves));
 }
 
-inline F32 Clamp(F32 v, float least, float most) {
-  return Min(Max(v, Splat(least)), Splat(most));
-}
-
 // The code of each value for a scale that is 0 where all are the same.
 inline U32 CodesOf(F32 offset, F32 scale, float least, float most) {
   const F32 steps = Clamp(scale > 0.0f ? offset / scale : F32{}, least, most);
@@ -30,7 +27,7 @@ inline U32 CodesOf(F32 offset, F32 scale, float least, float most) {
 // 8 bits around `zero`, the greatest magnitude 127 steps.
 inline void QuantiseBytes(const F32* x, uint8_t zero, uint8_t* codes, uint8_t* scales) {
   F32 greatest{};
-  for (int k = 0; k < kGroupSize; ++k) greatest = Max(greatest, Max(x[k], -x[k]));
+  for (int k = 0; k < kGroupSize; ++k) greatest = Max(greatest, Abs(x[k]));
   F32 scale = StoreHalves(scales, greatest / 127.0f);
   // A subnormal half may be so much smaller that the greatest would not fit: the next one then.
   scale = StoreHalves(scales, scale * 127.5f < greatest ? scale + 0x1p-24f : scale);
@@ -47,17 +44,16 @@ inline void QuantiseBytes(const F32* x, uint8_t zero, uint8_t* codes, uint8_t* s
 // where values far from zero count for more.
 // Source: quantize_row_q4_K_ref and make_qkx2_quants of llama.cpp (ggml-quants.c).
 inline void QuantiseNibbles(const F32* x, uint8_t* codes, uint8_t* scales, uint8_t* minima) {
-  F32 low = x[0], high = x[0], rms{};
+  F32 low = x[0], high = x[0];
   for (int k = 0; k < kGroupSize; ++k) {
     low = Min(low, x[k]);
     high = Max(high, x[k]);
-    rms = MulAdd(x[k], x[k], rms);
   }
-  for (int lane = 0; lane < kLanes; ++lane) rms[lane] = std::sqrt(rms[lane] / kGroupSize);
+  const F32 rms = Sqrt(SumOfSquares(x, kGroupSize) / float(kGroupSize));
   F32 y[kGroupSize], weight[kGroupSize], sum_w{}, sum_wy{};
   for (int k = 0; k < kGroupSize; ++k) {
     y[k] = x[k] - low;
-    weight[k] = rms + Max(x[k], -x[k]);
+    weight[k] = rms + Abs(x[k]);
     sum_w += weight[k];
     sum_wy = MulAdd(weight[k], y[k], sum_wy);
   }
@@ -65,22 +61,17 @@ inline void QuantiseNibbles(const F32* x, uint8_t* codes, uint8_t* scales, uint8
   F32 best{}, scale{}, minimum{};
   for (int candidate = 0; candidate <= 20; ++candidate) {
     const F32 inverse = range > 1e-30f ? (14.0f + 0.1f * float(candidate)) / range : F32{};
-    F32 sum_wc{}, sum_wcc{}, sum_wcy{};
-    for (int k = 0; k < kGroupSize; ++k) {
-      const F32 code = Round(Min(y[k] * inverse, Splat(15.0f))), weighted = weight[k] * code;
-      sum_wc += weighted;
-      sum_wcc = MulAdd(weighted, code, sum_wcc);
-      sum_wcy = MulAdd(weighted, y[k], sum_wcy);
-    }
-    const F32 determinant = sum_wcc * sum_w - sum_wc * sum_wc;
-    const F32 divisor = determinant > 0.0f ? determinant : Splat(1.0f);
-    const F32 s = (sum_wcy * sum_w - sum_wy * sum_wc) / divisor;
-    const F32 m = (sum_wcc * sum_wy - sum_wc * sum_wcy) / divisor;
-    const F32 gain = s * sum_wcy + m * sum_wy;  // by so much the error is less than that of 0
+    CodeSums sums;
+    for (int k = 0; k < kGroupSize; ++k)
+      sums.Add(y[k], weight[k], Round(Min(y[k] * inverse, Splat(15.0f))));
+    const F32 determinant = sums.Determinant(sum_w);
+    const Affine a = sums.Best(sum_w, sum_wy, determinant > 0.0f ? determinant : Splat(1.0f));
+    // By so much the error is less than that of 0: told without going over the codes again.
+    const F32 gain = a.scale * sums.cx + a.minimum * sum_wy;
     const auto better = gain > best;
     best = better ? gain : best;
-    scale = better ? s : scale;
-    minimum = better ? m : minimum;
+    scale = better ? a.scale : scale;
+    minimum = better ? a.minimum : minimum;
   }
   scale = StoreHalves(scales, scale);
   minimum = StoreHalves(minima, minimum + low);

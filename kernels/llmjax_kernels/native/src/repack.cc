@@ -31,26 +31,8 @@ struct Source {
   void At(int64_t row, int64_t group, Group& g) const {
     const int64_t weights = BlockWeights(type), per_block = weights / 32;
     const int64_t blocks = group / per_block;
-    const int64_t block_bytes = BlockBytes();
+    const int64_t block_bytes = BlockBytes(type);
     DecodeGroup(type, data + row * row_bytes + blocks * block_bytes, int(group % per_block), g);
-  }
-
-  int64_t BlockBytes() const {
-    switch (type) {
-      case GgufType::kQ4_0: return 18;
-      case GgufType::kQ4_1: return 20;
-      case GgufType::kQ5_0: return 22;
-      case GgufType::kQ5_1: return 24;
-      case GgufType::kQ8_0: return 34;
-      case GgufType::kQ2_K: return 84;
-      case GgufType::kQ3_K: return 110;
-      case GgufType::kQ4_K: return 144;
-      case GgufType::kQ5_K: return 176;
-      case GgufType::kQ6_K: return 210;
-      case GgufType::kIQ4_NL: return 18;
-      case GgufType::kIQ4_XS: return 136;
-    }
-    return 0;
   }
 };
 
@@ -207,6 +189,12 @@ void llmjax_quantise(int64_t type, const uint8_t* data, int64_t N, int64_t K, in
       values[i] = factor * FloatAt(FloatType(type), from + i * bytes);
     BestKernels().quantise_tile(values.data(), rows, K, f, out + tile * f.tile_bytes(K));
   }
+}
+
+// GGUF blocks of float32 rows [N, K]; importance is [K] or null. False where a scale is too large.
+bool llmjax_quantise_gguf(int64_t type, const float* rows, int64_t N, int64_t K,
+                          const float* importance, uint8_t* out) {
+  return BestKernels().quantise_gguf(GgufType(type), rows, N, K, importance, out);
 }
 
 }  // extern "C"
