@@ -82,6 +82,11 @@ class Streams:
         """The engine's ids of requests that their caller calls so."""
         return [key for key, stream in self._streams.items() if stream.name == name]
 
+    def request(self, request_id: str) -> Request | None:
+        """That of an id, where it has not ended."""
+        stream = self._streams.get(request_id)
+        return stream and stream.request
+
     async def follow(
         self,
         name: str,

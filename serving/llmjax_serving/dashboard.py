@@ -30,6 +30,7 @@ class Snapshots:
             at, text = self._taken.get(number, (float("-inf"), ""))
             if time.monotonic() - at > MAX_AGE:
                 told = await engine.snapshot(number)
+                await state.gather()
                 told["engine"], told["engines"] = number, engine.config.parallel.data_parallel_size
                 told["totals"] = engine.metrics.totals(number)
                 told["time"], told["draining"] = time.time(), state.draining

@@ -61,9 +61,10 @@ async def load(request: web.Request) -> web.Response:
     """How busy the server is, for load balancers; vLLM's `server_load` is requests at hand."""
     state = request.app[STATE]
     stats = state.loaded_engine().stats()
+    await state.gather()
     return web.json_response(
         {
-            "server_load": len(state.active),
+            "server_load": state.num_active,
             "requests_running": stats.num_running,
             "requests_waiting": stats.num_waiting,
             "requests_queued": stats.num_queued,
@@ -82,8 +83,9 @@ async def version(request: web.Request) -> web.Response:
 async def metrics(request: web.Request) -> web.Response:
     state = request.app[STATE]
     alias = state.config.metrics_alias
+    await state.gather()
     if state.pooling is not None:
-        text = exposed([state.pooling.metrics.registry], alias)
+        text = exposed([state.pooling.metrics], alias)
     else:
         text = render(state.loaded_engine(), state.model_name, alias)
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})

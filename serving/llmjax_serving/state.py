@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from llmjax.engine.async_engine import AsyncEngine
     from llmjax.engine.pooling import PoolingEngine
 
+    from .frontends.supervisor import Frontends
+
 T = TypeVar("T")
 
 
@@ -32,6 +34,7 @@ class ServerState:
     pooling: of one that embeds or scores.
     draining: no new requests are taken.
     active: handlers that generate.
+    frontends: where others take the requests of clients; None where this process does.
     pool: threads that tokenise, so that the event loop does not.
     """
 
@@ -41,6 +44,7 @@ class ServerState:
     pooling: PoolingEngine | None = None
     draining: bool = False
     active: set[asyncio.Task[Any]] = field(default_factory=set)
+    frontends: Frontends | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(4, thread_name_prefix="tokenise")
@@ -54,6 +58,8 @@ class ServerState:
             self.pooling = engine
         else:
             self.engine = engine
+        if self.frontends is not None:
+            self.frontends.serve(engine)
 
     def loaded(self) -> AsyncEngine | PoolingEngine:
         """The engine of either kind. Raises ApiError (503) while the model is loading."""
@@ -98,6 +104,17 @@ class ServerState:
             defaults=engine.generation_defaults,
             chat_templates=self.config.trust_request_chat_template,
         )
+
+    async def gather(self) -> None:
+        """Before anything is told that counts for all: has frontends say what they have counted."""
+        if self.frontends is not None:
+            await self.frontends.gather()
+
+    @property
+    def num_active(self) -> int:
+        """Requests at hand, those of frontends too."""
+        others = self.frontends.num_active if self.frontends is not None else 0
+        return len(self.active) + others
 
     async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.pool, work, *args)
