@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import pickle
+import signal
 import socket
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -129,7 +132,7 @@ class Frontends:
             raise
         finally:
             theirs.close()
-        one = _Frontend(process, Guest(next(self._names), self._app, process.kill))
+        one = _Frontend(process, Guest(next(self._names), self._app, partial(_kill, process)))
         self._frontends.add(one)
         one.link = await Link.over(ours, one.guest.handlers, lambda: self._on_lost(one))
         one.guest.link = one.link
@@ -155,8 +158,7 @@ class Frontends:
         one.guest.depart()
         if self._is_ending:
             return
-        with suppress(ProcessLookupError):
-            one.process.kill()  # where it is only that it has closed the link
+        _kill(one.process)  # where it is only that it has closed the link
         self._deaths.append(time.monotonic())
         if len(self._deaths) == MOST_DEATHS and time.monotonic() - self._deaths[0] < DEATHS_SECONDS:
             logger.error(
@@ -180,5 +182,12 @@ class Frontends:
             await asyncio.wait_for(process.wait(), 3 * LAST_WORDS_SECONDS)
         except TimeoutError:
             logger.warning("the frontend of process %d does not end and is killed", process.pid)
-            process.kill()
+            _kill(process)
             await process.wait()
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    # Its own method takes the exit status away from those who wait for it.
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)

@@ -59,11 +59,13 @@ class Worker:
 
     def __init__(self, listener: socket.socket):
         self._listener = listener
-        self._setup: asyncio.Future[Setup] = asyncio.get_running_loop().create_future()
+        self._is_set_up: asyncio.Future[tuple[Setup, ServerState]] = (
+            asyncio.get_running_loop().create_future()
+        )
         self._stop = asyncio.Event()
         self._tally = Tally()
         self._handlers: dict[str, Any] = {
-            "setup": lambda pickled: self._setup.set_result(pickle.loads(pickled)),
+            "setup": self._set_up,
             "serve": self._serve,
             "drain": self._drain,
             "report": self._report,
@@ -79,11 +81,7 @@ class Worker:
             The exit status.
         """
         self._link = link = await Link.over(sock, self._handlers, self._on_lost)
-        setup = await self._setup
-        set_up_logging(setup.log_level)
-        if setup.config.access_log_format == "json":
-            log_bare("llmjax_serving.access")
-        state = self._state = ServerState(setup.model_name, setup.config, created=setup.created)
+        setup, state = await self._is_set_up
         elsewhere = Elsewhere(Forwarder(setup.private_path), RemoteAccounts(link), self._tally)
         runner = make_runner(make_app(state, elsewhere), setup.config)
         reporting = asyncio.ensure_future(self._keep_reporting())
@@ -108,6 +106,14 @@ class Worker:
         # Whoever finds connections waiting takes one, and not all that there are: so all get some.
         await web.SockSite(runner, self._listener, backlog=1, ssl_context=tls).start()
         self._listener.listen(BACKLOG)
+
+    def _set_up(self, pickled: bytes) -> None:
+        setup: Setup = pickle.loads(pickled)
+        set_up_logging(setup.log_level)
+        if setup.config.access_log_format == "json":
+            log_bare("llmjax_serving.access")
+        self._state = ServerState(setup.model_name, setup.config, created=setup.created)
+        self._is_set_up.set_result((setup, self._state))
 
     def _serve(self, pickled: bytes) -> None:
         about: Description = pickle.loads(pickled)
@@ -142,7 +148,7 @@ class Worker:
     def _on_lost(self) -> None:
         """The engine's process is gone: those who wait are told, and it is the end."""
         if self._state is None:
-            self._setup.cancel()
+            self._is_set_up.cancel()
         elif (engine := self._state.engine or self._state.pooling) is not None:
             engine.fail(EngineDeadError("the process that computes has ended"))  # type: ignore[union-attr]
         self._stop.set()
