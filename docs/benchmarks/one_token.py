@@ -4,10 +4,10 @@
 
 Serves a small random model (`sides/random_model.py`) with `--api-server-count` 1 and 2, and, where
 they are given, by llama.cpp's server and vLLM's; prints a table for docs/benchmarks/one_token.md.
-All are loaded at the beginning and stopped but for their turns, of which each has ROUNDS. In a turn
-CONNECTIONS clients ask as fast as they are answered, for SECONDS; then requests come evenly, at half
-of what was reached and at RATE a second, over as many connections as it takes. Latency counts from
-the moment at which a request was due.
+All are loaded at the beginning and stopped but for their turns, of which each has ROUNDS: first
+CONNECTIONS clients ask as fast as they are answered, for SECONDS; then requests come evenly, at
+half of what was reached and at RATE a second, over as many connections as it takes. Latency
+counts from the moment at which a request was due.
 
 Clients are one process that knows just enough of HTTP, so that the machine's time is the server's.
 """

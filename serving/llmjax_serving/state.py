@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+SMALL = 2048
+"""Of that size no text takes the tokenizer longer than a fraction of a millisecond."""
+
 
 @dataclass
 class ServerState:
@@ -115,6 +118,14 @@ class ServerState:
         """Requests at hand, those of frontends too."""
         others = self.frontends.num_active if self.frontends is not None else 0
         return len(self.active) + others
+
+    async def computed(self, size: int, work: Callable[..., T], *args: Any) -> T:
+        """`work`, in a thread unless there is so little to do that the way there takes longer.
+
+        Args:
+            size: bytes, characters or tokens that it goes through.
+        """
+        return work(*args) if size <= SMALL else await self.in_thread(work, *args)
 
     async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.pool, work, *args)

@@ -10,7 +10,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-D, F, H, N, L, CONTEXT = 256, 512, 64, 4, 2, 1024
+D, F, H, N, L, CONTEXT = 64, 128, 32, 2, 2, 1024
 SPECIAL = ["<pad>", "<s>", "</s>"]
 # GGUF's reader wants a merge.
 TOKENS = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"]
