@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 from contextlib import asynccontextmanager
 from dataclasses import fields
 from typing import Any
@@ -232,3 +234,10 @@ def test_metrics_of_other_processes_are_added_in():
     assert samples["llmjax:request_success_total", "m", "0", "length"] == 2
     assert samples["llmjax:time_to_first_token_seconds_bucket", "m", "0", "0.04"] == 2
     assert samples["llmjax:time_to_first_token_seconds_bucket", "m", "0", "0.02"] == 0
+
+
+def test_a_frontend_does_without_jax(environment):
+    code = "import sys, llmjax_serving.frontends.worker; print('jax' in sys.modules)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -120,7 +121,8 @@ class Guest:
         self._tell("failed_all", error_out(error))
 
     def _tell(self, name: str, *arguments: Any) -> None:
-        self._loop.call_soon_threadsafe(self._tell_now, name, *arguments)
+        with suppress(RuntimeError):  # the event loop is closed: it is the end
+            self._loop.call_soon_threadsafe(self._tell_now, name, *arguments)
 
     def _tell_now(self, name: str, *arguments: Any) -> None:
         if self.link is not None:

@@ -133,10 +133,16 @@ class Frontends:
         finally:
             theirs.close()
         one = _Frontend(process, Guest(next(self._names), self._app, partial(_kill, process)))
+        try:
+            link = await Link.over(ours, one.guest.handlers, lambda: self._on_lost(one))
+        except BaseException:
+            _kill(process)
+            raise
+        one.link = one.guest.link = link
+        link.tell("setup", pickle.dumps(self._setup))
+        if link.is_lost:
+            return  # and another one is started already
         self._frontends.add(one)
-        one.link = await Link.over(ours, one.guest.handlers, lambda: self._on_lost(one))
-        one.guest.link = one.link
-        one.link.tell("setup", pickle.dumps(self._setup))
         if self._engine is not None:
             self._introduce(one)
 
@@ -167,9 +173,16 @@ class Frontends:
             self._on_failure()
             return
         logger.error("frontend %s (process %d) has died, its requests with it", *self._name(one))
-        task = asyncio.ensure_future(self._start_one())
+        task = asyncio.ensure_future(self._start_another())
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
+
+    async def _start_another(self) -> None:
+        try:
+            await self._start_one()
+        except OSError as error:
+            logger.error("no other frontend can be started: %s", error)
+            self._on_failure()
 
     @staticmethod
     def _name(one: _Frontend) -> tuple[str, int]:

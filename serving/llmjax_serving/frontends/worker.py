@@ -50,6 +50,14 @@ class Setup:
     private_path: str
 
 
+class SharedListener(socket.socket):
+    """A listening socket that several processes take connections from."""
+
+    def listen(self, backlog: int = BACKLOG, /) -> None:
+        """As many wait as for a process alone, whatever one of several thinks of its own."""
+        super().listen(BACKLOG)
+
+
 class Worker:
     """The life of a frontend.
 
@@ -57,11 +65,10 @@ class Worker:
         listener: the socket that all frontends take connections from.
     """
 
-    def __init__(self, listener: socket.socket):
+    def __init__(self, listener: SharedListener):
         self._listener = listener
-        self._is_set_up: asyncio.Future[tuple[Setup, ServerState]] = (
-            asyncio.get_running_loop().create_future()
-        )
+        loop = asyncio.get_running_loop()
+        self._begun: asyncio.Future[tuple[Setup, ServerState] | None] = loop.create_future()
         self._stop = asyncio.Event()
         self._tally = Tally()
         self._handlers: dict[str, Any] = {
@@ -81,7 +88,9 @@ class Worker:
             The exit status.
         """
         self._link = link = await Link.over(sock, self._handlers, self._on_lost)
-        setup, state = await self._is_set_up
+        if (begun := await self._begun) is None:
+            return 1
+        setup, state = begun
         elsewhere = Elsewhere(Forwarder(setup.private_path), RemoteAccounts(link), self._tally)
         runner = make_runner(make_app(state, elsewhere), setup.config)
         reporting = asyncio.ensure_future(self._keep_reporting())
@@ -89,7 +98,8 @@ class Worker:
             await runner.setup()
             tls = tls_context(setup.config)
             async with current_certificate(tls, setup.config):
-                await self._listen(runner, tls)
+                # Whoever finds connections waiting takes one, not all: so all processes get some.
+                await web.SockSite(runner, self._listener, backlog=1, ssl_context=tls).start()
                 await self._stop.wait()
                 if state.active:
                     await asyncio.wait(state.active, timeout=LAST_WORDS_SECONDS)
@@ -102,18 +112,13 @@ class Worker:
             link.close()
         return 1 if is_lost else 0
 
-    async def _listen(self, runner: web.AppRunner, tls: Any) -> None:
-        # Whoever finds connections waiting takes one, and not all that there are: so all get some.
-        await web.SockSite(runner, self._listener, backlog=1, ssl_context=tls).start()
-        self._listener.listen(BACKLOG)
-
     def _set_up(self, pickled: bytes) -> None:
         setup: Setup = pickle.loads(pickled)
         set_up_logging(setup.log_level)
         if setup.config.access_log_format == "json":
             log_bare("llmjax_serving.access")
         self._state = ServerState(setup.model_name, setup.config, created=setup.created)
-        self._is_set_up.set_result((setup, self._state))
+        self._begun.set_result((setup, self._state))
 
     def _serve(self, pickled: bytes) -> None:
         about: Description = pickle.loads(pickled)
@@ -148,7 +153,7 @@ class Worker:
     def _on_lost(self) -> None:
         """The engine's process is gone: those who wait are told, and it is the end."""
         if self._state is None:
-            self._is_set_up.cancel()
+            self._begun.set_result(None)
         elif (engine := self._state.engine or self._state.pooling) is not None:
             engine.fail(EngineDeadError("the process that computes has ended"))  # type: ignore[union-attr]
         self._stop.set()
@@ -158,4 +163,4 @@ async def work(link: int, listener: int) -> int:
     """A frontend's life, by the numbers of the sockets that it was started with."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    return await Worker(socket.socket(fileno=listener)).run(socket.socket(fileno=link))
+    return await Worker(SharedListener(fileno=listener)).run(socket.socket(fileno=link))
