@@ -73,7 +73,7 @@ class Tokenizer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Processes hand it on: what it was made of is enough."""
-        options = {
+        options: dict[str, Any] = {
             "bos_token_id": self.bos_token_id,
             "eos_token_ids": self.eos_token_ids,
             "prefix": self._prefix,

@@ -62,7 +62,7 @@ FULL = SamplingParams(
     structured_outputs=StructuredOutputs(
         json={"type": "object"}, after=Reasoning("<a>", "</a>", True), asked_as="response_format"
     ),
-    allowed_token_ids=[1, 2],
+    allowed_token_ids=(1, 2),
     bad_words=["no"],
 )
 OPTIONS = RequestOptions(priority=-(2**63), cache_salt="s", user="u", timeout=1.5, queue_timeout=2)
@@ -228,12 +228,16 @@ def test_metrics_of_other_processes_are_added_in():
     assert here.totals()["prompt_tokens_total"] == 108 + 80
     assert here.totals()["time_to_first_token_seconds_count"] == 2
     samples = {
-        (s.name, *s.labels.values()): s.value for family in here.collect() for s in family.samples
+        (s.name.removeprefix("llmjax:"), s.labels.get("finished_reason") or s.labels.get("le")): s
+        for family in here.collect()
+        for s in family.samples
+        if s.labels["engine"] == "0"
     }
-    assert samples["llmjax:request_success_total", "m", "0", "stop"] == 1
-    assert samples["llmjax:request_success_total", "m", "0", "length"] == 2
-    assert samples["llmjax:time_to_first_token_seconds_bucket", "m", "0", "0.04"] == 2
-    assert samples["llmjax:time_to_first_token_seconds_bucket", "m", "0", "0.02"] == 0
+    assert samples["request_success_total", "stop"].value == 1
+    assert samples["request_success_total", "length"].value == 2
+    assert samples["request_success_total", "length"].labels["model_name"] == "m"
+    assert samples["time_to_first_token_seconds_bucket", "0.04"].value == 2
+    assert samples["time_to_first_token_seconds_bucket", "0.02"].value == 0
 
 
 def test_a_frontend_does_without_jax(environment):
