@@ -57,7 +57,7 @@ class _End(NamedTuple):
     """The end of a request, or of one of its choices."""
 
     request_id: str
-    index: int | None
+    choice: int | None
 
 
 @dataclass(eq=False)
@@ -304,8 +304,8 @@ class EngineThread:
         match message:
             case _Wanted():
                 self._take_snapshot(message)
-            case _End(request_id, index):
-                self._publish(self.engine.abort(request_id, index))
+            case _End(request_id, choice):
+                self._publish(self.engine.abort(request_id, choice))
             case Request():
                 self._add(message)
 

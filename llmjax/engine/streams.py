@@ -85,7 +85,7 @@ class Streams:
     def request(self, request_id: str) -> Request | None:
         """That of an id, where it has not ended."""
         stream = self._streams.get(request_id)
-        return stream and stream.request
+        return None if stream is None else stream.request
 
     async def follow(
         self,

@@ -25,7 +25,7 @@ class Snapshots:
         self._taken: dict[int, tuple[float, str]] = {}
 
     async def get(self, state: ServerState, number: int) -> str:
-        engine = state.loaded_engine()
+        engine = state.own_engine()
         async with self._lock:
             at, text = self._taken.get(number, (float("-inf"), ""))
             if time.monotonic() - at > MAX_AGE:

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from aiohttp import web
 
 from llmjax.pooled import cannot_generate, cannot_pool
 
 from .config import ServerConfig
+from .engines import TextClient, VectorClient
 from .errors import Handler, unavailable
 from .schema.sampling import Limits
 
@@ -43,8 +44,8 @@ class ServerState:
 
     model_name: str
     config: ServerConfig
-    engine: AsyncEngine | None = None
-    pooling: PoolingEngine | None = None
+    engine: TextClient | None = None
+    pooling: VectorClient | None = None
     draining: bool = False
     active: set[asyncio.Task[Any]] = field(default_factory=set)
     frontends: Frontends | None = None
@@ -64,20 +65,20 @@ class ServerState:
         if self.frontends is not None:
             self.frontends.serve(engine)
 
-    def loaded(self) -> AsyncEngine | PoolingEngine:
+    def loaded(self) -> TextClient | VectorClient:
         """The engine of either kind. Raises ApiError (503) while the model is loading."""
         engine = self.engine or self.pooling
         if engine is None:
             raise unavailable("the model is loading", "loading")
         return engine
 
-    def ready(self) -> AsyncEngine | PoolingEngine:
+    def ready(self) -> TextClient | VectorClient:
         """The engine of either kind. Raises ApiError (503) while no new requests are taken."""
         if self.draining:
             raise unavailable("the server is shutting down", "shutting_down")
         return self.loaded()
 
-    def loaded_engine(self) -> AsyncEngine:
+    def loaded_engine(self) -> TextClient:
         """The engine that generates; raises as `loaded`, or InvalidRequestError: there is none."""
         self.loaded()
         if self.pooling is not None:
@@ -85,12 +86,16 @@ class ServerState:
         assert self.engine is not None
         return self.engine
 
-    def ready_engine(self) -> AsyncEngine:
+    def ready_engine(self) -> TextClient:
         """The engine that generates; raises as `ready`, or InvalidRequestError: there is none."""
         self.ready()
         return self.loaded_engine()
 
-    def pooling_engine(self) -> PoolingEngine:
+    def own_engine(self) -> AsyncEngine:
+        """That of this process, for routes that no other answers; raises as `loaded_engine`."""
+        return cast("AsyncEngine", self.loaded_engine())
+
+    def pooling_engine(self) -> VectorClient:
         """That which embeds or scores; raises as `ready`, or InvalidRequestError: there is none."""
         self.ready()
         if self.pooling is None:

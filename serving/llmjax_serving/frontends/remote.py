@@ -51,7 +51,7 @@ class Description:
 
     @classmethod
     def of_pooling(cls, engine: PoolingEngine) -> Description:
-        own = {"task": engine.task, "inputs": engine.inputs}
+        own: dict[str, Any] = {"task": engine.task, "inputs": engine.inputs}
         return cls(**cls._common(engine), generation_defaults={}, **own)
 
     @staticmethod
@@ -169,10 +169,10 @@ class RemoteEngine(_Remote):
             self._link.tell("end", request_id, index)
 
     def _refused(self, request_id: str, error: tuple[Any, ...]) -> None:
-        self.streams.refuse(request_id, error_in(error))  # type: ignore[arg-type]
+        self.streams.refuse(request_id, error_in(error))
 
     def _failed_all(self, error: tuple[Any, ...]) -> None:
-        self.fail(error_in(error))  # type: ignore[arg-type]
+        self.fail(error_in(error))
 
 
 class RemotePooling(_Remote):
@@ -232,8 +232,12 @@ class RemoteAccount(Account):
             await asyncio.shield(asking)
         except asyncio.CancelledError:
             # The client has left: what is let in nevertheless leaves at once.
-            asking.add_done_callback(lambda asked: asked.exception() or self.leave())
+            asking.add_done_callback(self._leave_again)
             raise
+
+    def _leave_again(self, asked: asyncio.Future[None]) -> None:
+        if asked.exception() is None:
+            self.leave()
 
     def leave(self) -> None:
         self._link.tell("leave", self._name)

@@ -86,11 +86,13 @@ class Frontends:
 
     def serve(self, engine: AsyncEngine | PoolingEngine) -> None:
         """Has them send their requests to it from now on."""
-        from llmjax.engine.pooling import PoolingEngine
+        from llmjax.engine.async_engine import AsyncEngine
 
         self._engine = engine
-        is_pooling = isinstance(engine, PoolingEngine)
-        about = Description.of_pooling(engine) if is_pooling else Description.of(engine)
+        if isinstance(engine, AsyncEngine):
+            about = Description.of(engine)
+        else:
+            about = Description.of_pooling(engine)
         self._description = pickle.dumps(about)
         for one in self._frontends:
             self._introduce(one)

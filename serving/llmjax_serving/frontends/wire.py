@@ -138,7 +138,8 @@ def error_out(error: Exception) -> tuple[Any, ...]:
             return RequestFailedError.__name__, f"{type(error).__name__}: {error}", {}
 
 
-def error_in(told: tuple[Any, ...]) -> Exception:
+def error_in(told: tuple[Any, ...]) -> Any:
+    """A LlmjaxError, or an ApiError."""
     name, text, more = told
     if name == "ApiError":
         return ApiError(message=text, **more)
