@@ -184,17 +184,16 @@ def servers(hub: Path, gguf: Path, args: argparse.Namespace) -> list[Server]:
                 port=PORT + number,
             )
         )
-    port = PORT + 10
     if args.peers_python:
+        port = PORT + 10
         command = [args.peers_python, str(SIDES / "llamacpp_server.py"), str(gguf), str(port), "m"]
         made.append(Server(LLAMACPP, [*command, "64", str(CONTEXT)], port=port))
     if args.vllm_python:
         program = [args.vllm_python, "-m", "vllm.entrypoints.cli.main", "serve", str(hub)]
-        flags = ["--served-model-name", "m", "--port", str(port + 1), "--disable-log-requests"]
-        for count in args.counts:
+        for port, count in enumerate(args.counts, PORT + 11):
+            flags = ["--served-model-name", "m", "--port", str(port)]
             command = [*program, *flags, "--api-server-count", str(count)]
-            made.append(Server(f"{VLLM}, {count}", command, VLLM_ENV, port=port + 1))
-            port += 1
+            made.append(Server(f"{VLLM}, {count}", command, VLLM_ENV, port=port))
     return made
 
 

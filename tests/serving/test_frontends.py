@@ -290,7 +290,7 @@ def test_a_frontend_that_dies_takes_its_requests_along_and_no_others(many):
     assert many.metric("generation_tokens_total") >= before
 
 
-def test_sigterm_lets_streams_finish_and_leaves_no_process(serve):
+def test_sigterm_lets_streams_finish_and_leaves_no_process(serve, capfd):
     own = serve("--api-server-count", "2")
     processes = frontends(own)
     own.process.send_signal(signal.SIGINT)  # of a terminal, all processes get it
@@ -317,6 +317,7 @@ def test_sigterm_lets_streams_finish_and_leaves_no_process(serve):
     assert held.connection.getresponse().status == 503
     assert own.process.wait(30) == 0
     assert all(map(is_gone, processes))
+    assert "is killed" not in capfd.readouterr().err  # each has ended by itself
 
 
 def test_without_the_engines_process_clients_are_told_and_frontends_end(serve):
