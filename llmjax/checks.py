@@ -44,21 +44,38 @@ def require(ok: bool, param: str, value: object, allowed: str) -> None:
 
 def type_errors(instance: Any) -> Iterator[tuple[str, str]]:
     """(field, what is wrong) of each field of a dataclass whose value is not of its type."""
-    for name, hint in _hints(instance.__class__).items():
-        value = getattr(instance, name)
-        if not _matches(value, hint):
+    values = vars(instance)
+    for name, hint, plain in _hints(instance.__class__):
+        value = values[name]
+        # Every request is checked: what is as it should be is seen to be so in no time.
+        if type(value) not in plain and not _matches(value, hint):
             yield name, f"{name} is {shown(value)}, allowed: {_described(hint)}"
 
 
 @cache
-def _hints(cls: type) -> dict[str, Any]:
+def _hints(cls: type) -> list[tuple[str, Any, frozenset[type]]]:
+    """Name and type of each field, and the types that its values may have as they are."""
     hints = get_type_hints(cls)
-    return {field.name: hints[field.name] for field in fields(cls)}
+    return [(field.name, hints[field.name], _plain(hints[field.name])) for field in fields(cls)]
+
+
+def _plain(hint: Any) -> frozenset[type]:
+    """Types whose every value is of a type."""
+    if get_origin(hint) in (UnionType, Union):
+        return frozenset().union(*map(_plain, get_args(hint)))
+    if get_origin(hint) is not None or not isinstance(hint, type):
+        return frozenset()
+    return frozenset({int, float} if hint is float else {hint})
+
+
+@cache
+def _taken_apart(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(hint), get_args(hint)
 
 
 def _matches(value: Any, hint: Any) -> bool:
     """Whether `value` is of a type; lists and tuples stand for each other, integers for floats."""
-    origin, args = get_origin(hint), get_args(hint)
+    origin, args = _taken_apart(hint)
     if origin in (UnionType, Union):
         return any(_matches(value, arg) for arg in args)
     if origin in (tuple, list):

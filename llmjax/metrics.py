@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 M = TypeVar("M", bound=MetricWrapperBase)
 
@@ -29,10 +33,16 @@ LATENCY = (
 TOKENS = tuple(float(2**i) for i in range(18))
 
 
-class Metrics:
+Labels = tuple[tuple[str, str], ...]
+Told = Iterable[tuple[str, Labels, float]]
+"""Samples of counters and histograms: name, labels, value."""
+
+
+class Metrics(Collector):
     """Counters and histograms of a model's engines, in a registry of their own.
 
-    What `EngineStats` counts is not here: it is read when somebody scrapes.
+    What `EngineStats` counts is not here: it is read when somebody scrapes. Collecting adds what
+    other processes have counted of the same.
 
     Args:
         engine: the label of what is counted here.
@@ -44,6 +54,7 @@ class Metrics:
         self._families: dict[str, Any] = beside._families if beside else {}
         self._engines: dict[int, Metrics] = beside._engines if beside else {}
         self._engines[engine] = self
+        self._elsewhere: dict[Hashable, Told] = beside._elsewhere if beside else {}
         self._labels = (model_name, str(engine))
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens processed.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
@@ -108,6 +119,35 @@ class Metrics:
         """Those of one of the engines."""
         return self._engines[engine]
 
+    def collect(self) -> Iterator[Metric]:
+        """All families, what was counted elsewhere included."""
+        others: defaultdict[tuple[str, Labels], float] = defaultdict(float)
+        for told in self._elsewhere.values():
+            for name, labels, value in told:
+                others[name, labels] += value
+        for family in self.registry.collect():
+            family.samples = [
+                s._replace(value=s.value + others.pop((s.name, _labels(s)), 0))
+                for s in family.samples
+            ]
+            # What of this family is known elsewhere alone.
+            for name, labels in [key for key in others if key[0] == f"{family.name}_total"]:
+                family.samples.append(Sample(name, dict(labels), others.pop((name, labels))))
+            yield family
+
+    def tell(self) -> list[tuple[str, Labels, float]]:
+        """What has been counted here, for `take` of another process."""
+        return [
+            (s.name, _labels(s), s.value)
+            for family in self.registry.collect()
+            for s in family.samples
+            if s.value and not s.name.endswith("_created")
+        ]
+
+    def take(self, source: Hashable, told: Told) -> None:
+        """What another process has counted since its start; the last word of each source counts."""
+        self._elsewhere[source] = told
+
     def totals(self, engine: int | None = None) -> dict[str, float]:
         """Counters, and sums and counts of histograms, since the start, without the prefix.
 
@@ -115,7 +155,7 @@ class Metrics:
             engine: that of which they are; None is all of them together.
         """
         totals: defaultdict[str, float] = defaultdict(float)
-        for metric in self.registry.collect():
+        for metric in self.collect():
             for sample in metric.samples:
                 is_total = sample.name.endswith(("_total", "_sum", "_count"))
                 is_asked = engine is None or sample.labels.get("engine") == str(engine)
@@ -135,3 +175,7 @@ class Metrics:
                 f"llmjax:{name}", text, [*LABELS, *labels], registry=self.registry, **options
             )
         return self._families[name]
+
+
+def _labels(sample: Sample) -> Labels:
+    return tuple(sorted(sample.labels.items()))

@@ -125,8 +125,8 @@ class SamplingParams:
             require(low <= value <= high, name, value, allowed)
         top_p, penalty = self.top_p, self.repetition_penalty
         require(0 < top_p <= 1, "top_p", top_p, "above 0 up to 1")
-        allowed = f"above 0 up to {MAX_FLOAT:g}"
-        require(0 < penalty <= MAX_FLOAT, "repetition_penalty", penalty, allowed)
+        if not 0 < penalty <= MAX_FLOAT:
+            require(False, "repetition_penalty", penalty, f"above 0 up to {MAX_FLOAT:g}")
         integers: tuple[tuple[str, int, int], ...] = (
             ("n", 1, 64),
             ("top_k", 0, 2**31 - 1),
@@ -138,8 +138,8 @@ class SamplingParams:
         )
         for name, least, most in integers:
             value = getattr(self, name)
-            ok = value is None or least <= value <= most
-            require(ok, name, value, f"an integer from {least} to {most}")
+            if value is not None and not least <= value <= most:
+                require(False, name, value, f"an integer from {least} to {most}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             allowed = f"at most max_tokens ({self.max_tokens})"
             require(False, "min_tokens", self.min_tokens, allowed)

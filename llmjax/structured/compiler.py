@@ -28,7 +28,6 @@ from llguidance import (
 
 from ..errors import InvalidRequestError
 from ..request import SamplingParams
-from ..sampling import mask_words
 from ..structured_outputs import StructuredOutputs
 from ..tokenizer import Tokenizer
 from .constraint import BadWords, Constraint, as_bits
@@ -93,6 +92,10 @@ class GrammarCompiler:
         return rules
 
     def _rules(self, params: SamplingParams, matcher: LLMatcher | None) -> Rules:
+        from ..sampling import (
+            mask_words,  # and jax with it, which those who only check can do without
+        )
+
         allowed, words = params.allowed_token_ids, mask_words(self._vocab_size)
         bits = as_bits(allowed, words) if allowed is not None else None
         return Rules(matcher, bits, self._bad_words(params.bad_words or ()))

@@ -62,9 +62,11 @@ class IncrementalDetokenizer:
         prompt_ids: Sequence[int],
         *,
         skip_special_tokens: bool = True,
-        kept_ids: Iterable[int] = (),
+        kept_ids: Sequence[int] = (),
     ):
-        skip = tokenizer.special_ids.difference(kept_ids) if skip_special_tokens else frozenset()
+        skip = tokenizer.special_ids if skip_special_tokens else frozenset()
+        if kept_ids:  # or the set, which may be large, would be copied for each request
+            skip = skip.difference(kept_ids)
         self._stream = TextStream(tokenizer.pieces, skip)
         for token_id in prompt_ids:
             if not self._stream.first and not self._stream.strip:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import tokenizers
@@ -70,6 +70,18 @@ class Tokenizer:
             name: ChatTemplate(source, self._variables)
             for name, source in (chat_templates or {}).items()
         }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Processes hand it on: what it was made of is enough."""
+        options: dict[str, Any] = {
+            "bos_token_id": self.bos_token_id,
+            "eos_token_ids": self.eos_token_ids,
+            "prefix": self._prefix,
+            "suffix": self._suffix,
+            "chat_templates": {name: one.source for name, one in self._templates.items()},
+            "template_variables": self._variables,
+        }
+        return partial(type(self), **options), (self.backend,)
 
     @cached_property
     def special_tokens(self) -> dict[str, int]:

@@ -27,6 +27,10 @@ def is_ours(record: logging.LogRecord) -> bool:
 class AccessLogger(AbstractAccessLogger):
     """A line for each request, as text or, where the format is "json", as an object."""
 
+    @property
+    def enabled(self) -> bool:
+        return self.logger.isEnabledFor(logging.INFO)
+
     def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
         if request.path in QUIET_PATHS:
             return

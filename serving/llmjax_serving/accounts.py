@@ -14,15 +14,17 @@ from llmjax.output import RequestOutput
 
 from .errors import ApiError, Handler
 from .keys import ApiKey
-from .ledger import Ledger, Used
-from .limits import Limiter, Standing
+from .ledger import Ledger, Tally, Used
+from .limits import Account, Accounts
 from .schema.fields import shown
 from .state import STATE
 
 LEDGER = web.AppKey("ledger", Ledger)
-LIMITER = web.AppKey("limiter", Limiter)
+TALLY = web.AppKey("tally", Tally)
+"""Where usage is counted: the ledger, or what goes there later."""
+LIMITER = web.AppKey("limiter", Accounts)
 KEY = web.RequestKey("api_key", ApiKey)
-STANDING = web.RequestKey("standing", Standing)
+ACCOUNT = web.RequestKey("account", Account)
 
 MAX_DAYS = 31
 """Of /usage, where nothing else is asked for."""
@@ -34,16 +36,16 @@ class Meter:
 
     key: ApiKey
     model: str
-    ledger: Ledger
-    standing: Standing
+    tally: Tally
+    account: Account
     _is_counted: bool = False
 
     def charge(self, prompt: int, cached: int, generated: int) -> None:
         """Tokens; of those of the prompt, `cached` were in the prefix cache."""
         used = Used(int(not self._is_counted), prompt, cached, generated)
         self._is_counted = True
-        self.ledger.add(self.key.name, self.model, used)
-        self.standing.charge(prompt + generated)
+        self.tally.add(self.key.name, self.model, used)
+        self.account.charge(prompt + generated)
 
     def charge_output(self, output: RequestOutput, *, is_first: bool) -> None:
         """The news of a prompt, and the prompt itself with the first of them."""
@@ -77,21 +79,24 @@ async def account_middleware(request: web.Request, handler: Handler) -> web.Stre
         return await handler(request)
     app, key, model = request.app, request[KEY], request.app[STATE].model_name
     check_access(key, model)
-    standing = request[STANDING] = app[LIMITER].standing(key)
-    with standing.request():
-        request[METER] = Meter(key, model, app[LEDGER], standing)
+    account = request[ACCOUNT] = app[LIMITER].account(key)
+    await account.enter()
+    try:
+        request[METER] = Meter(key, model, app[TALLY], account)
         return await handler(request)
+    finally:
+        account.leave()
 
 
 async def add_limit_headers(request: web.Request, response: web.StreamResponse) -> None:
     """A signal for `on_response_prepare`: refusals and streams tell where the key stands too."""
-    if STANDING in request:
-        response.headers.update(request[STANDING].headers())
+    if ACCOUNT in request:
+        response.headers.update(await request[ACCOUNT].headers())
 
 
 async def keep_ledger(app: web.Application) -> AsyncIterator[None]:
     """For `cleanup_ctx`: the ledger is written to while the app runs, and once more at its end."""
-    app[LEDGER] = ledger = Ledger(app[STATE].config.usage_db)
+    app[TALLY] = app[LEDGER] = ledger = Ledger(app[STATE].config.usage_db)
     async with ledger.flushed():
         yield
 
@@ -102,6 +107,7 @@ async def show_usage(request: web.Request) -> web.Response:
     key = request[KEY]
     if not key.admin and name not in (None, key.name):
         raise ApiError(403, "only an admin sees the usage of other keys", param="key")
+    await request.app[STATE].gather()
     rows = await request.app[LEDGER].read(name if key.admin else key.name, since, until)
     return web.json_response({"object": "list", "data": rows})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
@@ -25,10 +26,13 @@ from . import (
     tokens,
 )
 from .auth import add_cors_headers, auth_middleware, cors_middleware
+from .config import ServerConfig
 from .delivery import body_middleware, delivery_middleware
 from .errors import error_middleware
+from .frontends.forward import Forwarder, forwarding_middleware
 from .keys import KeyRing
-from .limits import Limiter
+from .ledger import Tally
+from .limits import Accounts, Limiter
 from .request_id import add_request_id, request_id_middleware
 from .response_store import ResponseStore
 from .state import STATE, ServerState, active_middleware
@@ -38,10 +42,32 @@ OPEN = frozenset({"/health", "/ready", *pages.PAGES})
 """What needs no key: it tells nothing but whether requests are taken."""
 
 
-def make_app(state: ServerState) -> web.Application:
-    """Raises ConfigError where the keys cannot be read."""
+@dataclass(frozen=True)
+class Elsewhere:
+    """What the app of a frontend has in the engine's process.
+
+    Attributes:
+        tally: takes what is used, until that process is told.
+    """
+
+    forwarder: Forwarder
+    accounts: Accounts
+    tally: Tally
+
+
+def make_app(state: ServerState, elsewhere: Elsewhere | None = None) -> web.Application:
+    """Everything in one app; that of a frontend hands on what is kept `elsewhere`.
+
+    Raises:
+        ConfigError: the keys cannot be read.
+    """
     config = state.config
     keys = KeyRing(config.api_key, config.api_key_file)
+    kept = kept_routes()
+    of_frontends = []
+    if elsewhere is not None:
+        paths = frozenset(route.path for route in kept)
+        of_frontends.append(forwarding_middleware(elsewhere.forwarder, paths))
     app = web.Application(
         client_max_size=config.max_body_bytes,
         middlewares=[
@@ -50,64 +76,83 @@ def make_app(state: ServerState) -> web.Application:
             error_middleware({"/v1/messages": messages.error_body}),
             cors_middleware(config.allowed_origins),
             auth_middleware(keys, OPEN),
+            *of_frontends,
             active_middleware,
             accounts.account_middleware,
             body_middleware(config.client_timeout),
         ],
     )
     app[STATE] = state
+    app.on_response_prepare.append(add_request_id)
+    app.on_response_prepare.append(add_cors_headers(config.allowed_origins))
+    app.on_response_prepare.append(accounts.add_limit_headers)
+    if elsewhere is None:
+        keep(app, config)
+    else:
+        app[accounts.LIMITER], app[accounts.TALLY] = elsewhere.accounts, elsewhere.tally
+        app.cleanup_ctx.append(elsewhere.forwarder.running)
+    if config.api_key_file is not None:
+        app.cleanup_ctx.append(reloading(keys, config.api_key_file))
+    app.add_routes([*kept, *routes()])
+    return app
+
+
+def keep(app: web.Application, config: ServerConfig) -> None:
+    """Adds what is counted and stored: of it there is one, whatever the number of processes."""
     app[dashboard.SNAPSHOTS] = dashboard.Snapshots()
     app[accounts.LIMITER] = Limiter()
-    app.on_response_prepare.append(add_request_id)
     if config.files_dir is not None:
         keep_files(app, Path(config.files_dir))
     app[responses.STORE] = ResponseStore(config.max_stored_responses)
-    app.on_response_prepare.append(add_cors_headers(config.allowed_origins))
-    app.on_response_prepare.append(accounts.add_limit_headers)
     app.cleanup_ctx.append(accounts.keep_ledger)
-    if config.api_key_file is not None:
-        app.cleanup_ctx.append(reloading(keys, config.api_key_file))
-    app.add_routes(
-        [
-            web.get("/health", info.health),
-            web.get("/ready", info.ready),
-            web.get("/ping", info.health),
-            web.get("/load", info.load),
-            web.get("/usage", accounts.show_usage),
-            web.get("/version", info.version),
-            web.get("/metrics", info.metrics),
-            *(web.get(path, pages.page) for path in pages.PAGES),
-            web.get("/dashboard/state", dashboard.state),
-            web.get("/openapi.json", openapi.openapi),
-            web.get("/v1/models", info.list_models),
-            web.get("/v1/models/{model:.+}", info.show_model),
-            web.post("/v1/completions", completions.create_completion),
-            web.post("/v1/chat/completions", chat.create_chat_completion),
-            web.post("/v1/messages", messages.create_message),
-            web.post("/v1/messages/count_tokens", messages.count_tokens),
-            web.post("/v1/embeddings", embeddings.create_embedding),
-            *(web.post(path, embeddings.create_score) for path in openapi.SCORE),
-            *(web.post(path, embeddings.create_rerank) for path in openapi.RERANK),
-            web.post("/v1/responses", responses.create),
-            web.get("/v1/responses/{response_id}", responses.retrieve),
-            web.delete("/v1/responses/{response_id}", responses.delete),
-            web.post("/v1/responses/{response_id}/cancel", responses.cancel),
-            web.get("/v1/responses/{response_id}/input_items", responses.input_items),
-            web.post("/v1/files", files.upload),
-            web.get("/v1/files", files.list_files),
-            web.get("/v1/files/{id}", files.show_file),
-            web.get("/v1/files/{id}/content", files.file_content),
-            web.delete("/v1/files/{id}", files.delete_file),
-            web.post("/v1/batches", batches.create_batch),
-            web.get("/v1/batches", batches.list_batches),
-            web.get("/v1/batches/{id}", batches.show_batch),
-            web.post("/v1/batches/{id}/cancel", batches.cancel_batch),
-            web.post("/v1/chat/completions/render", tokens.render),
-            web.post("/tokenize", tokens.tokenize),
-            web.post("/detokenize", tokens.detokenize),
-        ]
-    )
-    return app
+
+
+def kept_routes() -> list[web.RouteDef]:
+    """About what is kept, counted or computed in one place."""
+    return [
+        web.get("/health", info.health),
+        web.get("/ready", info.ready),
+        web.get("/ping", info.health),
+        web.get("/load", info.load),
+        web.get("/usage", accounts.show_usage),
+        web.get("/metrics", info.metrics),
+        web.get("/dashboard/state", dashboard.state),
+        web.post("/v1/responses", responses.create),
+        web.get("/v1/responses/{response_id}", responses.retrieve),
+        web.delete("/v1/responses/{response_id}", responses.delete),
+        web.post("/v1/responses/{response_id}/cancel", responses.cancel),
+        web.get("/v1/responses/{response_id}/input_items", responses.input_items),
+        web.post("/v1/files", files.upload),
+        web.get("/v1/files", files.list_files),
+        web.get("/v1/files/{id}", files.show_file),
+        web.get("/v1/files/{id}/content", files.file_content),
+        web.delete("/v1/files/{id}", files.delete_file),
+        web.post("/v1/batches", batches.create_batch),
+        web.get("/v1/batches", batches.list_batches),
+        web.get("/v1/batches/{id}", batches.show_batch),
+        web.post("/v1/batches/{id}/cancel", batches.cancel_batch),
+    ]
+
+
+def routes() -> list[web.RouteDef]:
+    """What any process answers that has an engine to ask."""
+    return [
+        web.get("/version", info.version),
+        *(web.get(path, pages.page) for path in pages.PAGES),
+        web.get("/openapi.json", openapi.openapi),
+        web.get("/v1/models", info.list_models),
+        web.get("/v1/models/{model:.+}", info.show_model),
+        web.post("/v1/completions", completions.create_completion),
+        web.post("/v1/chat/completions", chat.create_chat_completion),
+        web.post("/v1/messages", messages.create_message),
+        web.post("/v1/messages/count_tokens", messages.count_tokens),
+        web.post("/v1/embeddings", embeddings.create_embedding),
+        *(web.post(path, embeddings.create_score) for path in openapi.SCORE),
+        *(web.post(path, embeddings.create_rerank) for path in openapi.RERANK),
+        web.post("/v1/chat/completions/render", tokens.render),
+        web.post("/tokenize", tokens.tokenize),
+        web.post("/detokenize", tokens.detokenize),
+    ]
 
 
 def reloading(keys: KeyRing, path: str) -> Callable[[web.Application], AsyncIterator[None]]:

@@ -45,6 +45,11 @@ async def read_json(request: web.Request) -> dict[str, Any]:
     return body
 
 
+async def size_of(request: web.Request) -> int:
+    """Bytes of the body."""
+    return len(await request.read())
+
+
 def parse(raw: bytes) -> Any:
     try:
         body = json.loads(raw, parse_constant=refuse_constant, object_pairs_hook=unique)

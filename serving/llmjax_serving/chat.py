@@ -14,7 +14,7 @@ from llmjax.message import ChatMessage
 from llmjax.output import CompletionOutput, RequestOutput
 
 from .accounts import meter_of
-from .body import read_json
+from .body import read_json, size_of
 from .formatter import ChoicesFormatter, JsonObject, new_id
 from .generation import Job, run
 from .logprobs import chat_logprobs, prompt_logprobs
@@ -179,9 +179,11 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     check_model(body.model, state.model_name)
     answer_id = new_id("chatcmpl", body.request_id)
     tokenizer, config = engine.tokenizer, engine.config.model
-    job, plan = await state.in_thread(
-        make_job, answer_id, body, tokenizer, engine.max_model_len, config
-    )
+    args = (answer_id, body, tokenizer, engine.max_model_len, config)
+    if body.prompt.template is not None:  # which may take as long as it likes
+        job, plan = await state.in_thread(make_job, *args)
+    else:
+        job, plan = await state.computed(await size_of(request), make_job, *args)
     formatter = ChatFormatter(answer_id, state.model_name, body, job, plan, tokenizer)
     outputs = run(engine, [job], engine.metrics, arrival, meter_of(request))
     return await respond(request, outputs, formatter, stream=body.stream, num_prompts=1)

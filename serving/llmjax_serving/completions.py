@@ -14,7 +14,7 @@ from aiohttp import web
 from llmjax.output import CompletionOutput, RequestOutput
 
 from .accounts import meter_of
-from .body import read_json
+from .body import read_json, size_of
 from .formatter import ChoicesFormatter, JsonObject, new_id
 from .generation import Job, Outputs, run
 from .logprobs import CompletionLogprobs, Entry, prompt_logprobs
@@ -164,7 +164,8 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     body = parse_completion(await read_json(request), state.limits)
     check_model(body.model, state.model_name)
     answer_id = new_id("cmpl", body.request_id)
-    jobs = await state.in_thread(make_jobs, answer_id, body, engine.tokenizer, engine.max_model_len)
+    args = (answer_id, body, engine.tokenizer, engine.max_model_len)
+    jobs = await state.computed(await size_of(request), make_jobs, *args)
     formatter = CompletionFormatter(answer_id, state.model_name, body, jobs, engine.tokenizer)
     outputs = run(engine, jobs, engine.metrics, arrival, meter_of(request))
     if body.echo_only:

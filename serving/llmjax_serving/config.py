@@ -38,6 +38,8 @@ class ServerConfig:
             a thread busy for as long as it likes.
         log_stats_interval: seconds between two log lines about throughput, queue and pages, while
             there is work; 0 is none.
+        api_server_count: processes that read requests, tokenise and stream answers, beside the one
+            that computes; 1 does all of it in one.
         max_stored_responses: answers of /v1/responses that clients can come back to; those least
             recently used are forgotten first.
     """
@@ -59,6 +61,7 @@ class ServerConfig:
     metrics_alias: str | None = None
     trust_request_chat_template: bool = False
     log_stats_interval: float = 10.0
+    api_server_count: int = 1
     max_stored_responses: int = 1000
 
     @property
@@ -70,7 +73,7 @@ class ServerConfig:
         ranges = (
             *(("port", 0, 65535), ("shutdown_timeout", 0, 86400), ("max_body_bytes", 1, 2**40)),
             *(("log_stats_interval", 0, 86400), ("client_timeout", 0.1, 86400)),
-            ("max_stored_responses", 0, 10**6),
+            *(("api_server_count", 1, 64), ("max_stored_responses", 0, 10**6)),
         )
         for name, least, most in ranges:
             value = getattr(self, name)

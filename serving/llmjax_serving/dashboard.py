@@ -25,11 +25,12 @@ class Snapshots:
         self._taken: dict[int, tuple[float, str]] = {}
 
     async def get(self, state: ServerState, number: int) -> str:
-        engine = state.loaded_engine()
+        engine = state.own_engine()
         async with self._lock:
             at, text = self._taken.get(number, (float("-inf"), ""))
             if time.monotonic() - at > MAX_AGE:
                 told = await engine.snapshot(number)
+                await state.gather()
                 told["engine"], told["engines"] = number, engine.config.parallel.data_parallel_size
                 told["totals"] = engine.metrics.totals(number)
                 told["time"], told["draining"] = time.time(), state.draining

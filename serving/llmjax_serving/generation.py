@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmjax.beam_search import BeamSearch, BeamSearchParams
 from llmjax.errors import InvalidRequestError, QueueFullError
@@ -16,10 +16,8 @@ from llmjax.output import RequestOutput
 from llmjax.request import RequestOptions, SamplingParams
 
 from .accounts import Meter
+from .engines import TextClient
 from .errors import unavailable
-
-if TYPE_CHECKING:
-    from llmjax.engine.async_engine import AsyncEngine
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 
 
 def generate(
-    engine: AsyncEngine, job: Job, on_cut: Callable[[RequestOutput], None] | None = None
+    engine: TextClient, job: Job, on_cut: Callable[[RequestOutput], None] | None = None
 ) -> AsyncGenerator[RequestOutput, None]:
     return engine.generate(
         job.request_id,
@@ -102,7 +100,7 @@ def generate(
     )
 
 
-async def search_beams(engine: AsyncEngine, job: Job) -> AsyncGenerator[RequestOutput, None]:
+async def search_beams(engine: TextClient, job: Job) -> AsyncGenerator[RequestOutput, None]:
     """Yields all completions at once, at the end."""
     assert job.beam is not None
     eos, longest = engine.tokenizer.eos_token_ids, engine.max_model_len
@@ -132,7 +130,7 @@ async def whole(stream: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
 
 
 async def run_job(
-    engine: AsyncEngine, job: Job, metrics: Metrics, arrival: float, meter: Meter
+    engine: TextClient, job: Job, metrics: Metrics, arrival: float, meter: Meter
 ) -> AsyncGenerator[RequestOutput, None]:
     """Yields the news of one prompt; closing it early aborts the request."""
     watch = Stopwatch(metrics, arrival, job.params.n)
@@ -157,7 +155,7 @@ async def run_job(
 
 
 async def run(
-    engine: AsyncEngine, jobs: Sequence[Job], metrics: Metrics, arrival: float, meter: Meter
+    engine: TextClient, jobs: Sequence[Job], metrics: Metrics, arrival: float, meter: Meter
 ) -> Outputs:
     """Yields (prompt number, news) of all jobs as they come, and charges them.
 

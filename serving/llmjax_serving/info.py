@@ -49,7 +49,8 @@ async def health(request: web.Request) -> web.Response:
 
 async def ready(request: web.Request) -> web.Response:
     """200 while a request that comes now would be taken, else 503 with the reason."""
-    engine = request.app[STATE].ready_engine()
+    request.app[STATE].ready()
+    engine = request.app[STATE].own_engine()
     engine.check_health()
     limit = engine.config.scheduler.max_queue_len
     if limit is not None and engine.stats().num_queued >= limit:
@@ -60,14 +61,16 @@ async def ready(request: web.Request) -> web.Response:
 async def load(request: web.Request) -> web.Response:
     """How busy the server is, for load balancers; vLLM's `server_load` is requests at hand."""
     state = request.app[STATE]
-    stats = state.loaded_engine().stats()
+    engine = state.own_engine()
+    stats = engine.stats()
+    await state.gather()
     return web.json_response(
         {
-            "server_load": len(state.active),
+            "server_load": state.num_active,
             "requests_running": stats.num_running,
             "requests_waiting": stats.num_waiting,
             "requests_queued": stats.num_queued,
-            "max_queue_len": state.loaded_engine().config.scheduler.max_queue_len,
+            "max_queue_len": engine.config.scheduler.max_queue_len,
             "pages_used": stats.pages_used,
             "pages_cached": stats.pages_cached,
             "pages_free": stats.pages_free,
@@ -82,8 +85,9 @@ async def version(request: web.Request) -> web.Response:
 async def metrics(request: web.Request) -> web.Response:
     state = request.app[STATE]
     alias = state.config.metrics_alias
+    await state.gather()
     if state.pooling is not None:
-        text = exposed([state.pooling.metrics.registry], alias)
+        text = exposed([state.pooling.metrics], alias)
     else:
-        text = render(state.loaded_engine(), state.model_name, alias)
+        text = render(state.own_engine(), state.model_name, alias)
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import astuple, dataclass, fields
@@ -53,7 +53,28 @@ ON CONFLICT DO UPDATE SET {", ".join(f"{name} = {name} + excluded.{name}" for na
 """
 
 
-class Ledger:
+class Tally:
+    """What was used and has not been written anywhere."""
+
+    def __init__(self, clock: Callable[[], float] = time.time):
+        self._clock = clock
+        self._new: dict[Row, Used] = {}
+
+    def add(self, key: str, model: str, used: Used) -> None:
+        day = time.strftime("%Y-%m-%d", time.gmtime(self._clock()))
+        self.put([((day, key, model), used)])
+
+    def put(self, rows: Iterable[tuple[Row, Used]]) -> None:
+        for row, used in rows:
+            self._new.setdefault(row, Used()).add(used)
+
+    def take(self) -> dict[Row, Used]:
+        """All of it; from here on it is the caller's."""
+        new, self._new = self._new, {}
+        return new
+
+
+class Ledger(Tally):
     """Counts in memory, and adds that to a database in a thread of its own.
 
     Several servers may share the file. A transaction is written whole or not at all, whatever
@@ -67,8 +88,7 @@ class Ledger:
     """
 
     def __init__(self, path: str | None = None, clock: Callable[[], float] = time.time):
-        self._clock = clock
-        self._new: dict[Row, Used] = {}
+        super().__init__(clock)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="usage")
         try:
             self._db = self._thread.submit(connect, path or ":memory:").result()
@@ -76,21 +96,15 @@ class Ledger:
             self._thread.shutdown()
             raise ConfigError(f"usage_db {path} cannot be used: {error}") from error
 
-    def add(self, key: str, model: str, used: Used) -> None:
-        day = time.strftime("%Y-%m-%d", time.gmtime(self._clock()))
-        self._new.setdefault((day, key, model), Used()).add(used)
-
     async def flush(self) -> None:
         """Writes what is new. Where that fails it is kept for the next time."""
-        if not self._new:
+        if not (new := self.take()):
             return
-        new, self._new = self._new, {}
         try:
             await self._in_thread(self._write, new)
         except sqlite3.Error as error:
             logger.error("usage is not written, and will be tried again: %s", error)
-            for row, used in new.items():
-                self._new.setdefault(row, Used()).add(used)
+            self.put(new.items())
 
     async def read(self, key: str | None, since: str, until: str) -> list[dict[str, Any]]:
         """Rows from one day to another, both included, newest first; of one key, or of all."""

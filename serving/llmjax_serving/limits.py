@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from .errors import ApiError
@@ -48,8 +47,29 @@ class TokenBucket:
         self._level, self.size = self.level + per_minute - self.size, per_minute
 
 
+class Account:
+    """Where a key stands that no limit binds."""
+
+    async def enter(self) -> None:
+        """Begins a request, which ends with `leave`.
+
+        Raises:
+            ApiError: 429, there is no room for it; it is not counted then.
+        """
+
+    def leave(self) -> None:
+        """Ends a request."""
+
+    def charge(self, tokens: int) -> None:
+        """Tokens that a request has used."""
+
+    async def headers(self) -> dict[str, str]:
+        """OpenAI's headers about it."""
+        return {}
+
+
 @dataclass
-class Standing:
+class Standing(Account):
     """Where one key stands. A limit that is None does not bind.
 
     Tokens count as they are used: what runs is never cut off, and what comes next waits.
@@ -64,13 +84,7 @@ class Standing:
     max_running: int | None = None
     running: int = 0
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """The time that a request takes.
-
-        Raises:
-            ApiError: 429, there is no room for it; it is not counted then.
-        """
+    async def enter(self) -> None:
         if self.max_running is not None and self.running >= self.max_running:
             raise refusal(f"{self.running} requests run already (max_concurrent)", 1)
         for what, bucket in self._buckets():
@@ -79,17 +93,15 @@ class Standing:
         if self.requests is not None:
             self.requests.take(1)
         self.running += 1
-        try:
-            yield
-        finally:
-            self.running -= 1
+
+    def leave(self) -> None:
+        self.running -= 1
 
     def charge(self, tokens: int) -> None:
         if self.tokens is not None:
             self.tokens.take(tokens)
 
-    def headers(self) -> dict[str, str]:
-        """OpenAI's headers about it."""
+    async def headers(self) -> dict[str, str]:
         headers: dict[str, str] = {}
         for what, bucket in self._buckets():
             left = math.floor(bucket.level + ROUNDING)
@@ -106,12 +118,22 @@ class Standing:
                 yield what, bucket
 
 
-class Limiter:
-    """Knows where each key stands."""
+class Accounts:
+    """Knows where each key stands; here, that no limit binds any."""
+
+    def account(self, key: ApiKey) -> Account:
+        return Account()
+
+
+class Limiter(Accounts):
+    """Keeps count of what each key has used."""
 
     def __init__(self, clock: Clock = time.monotonic):
         self._clock = clock
         self._standings: dict[str, Standing] = {}
+
+    def account(self, key: ApiKey) -> Account:
+        return self.standing(key)
 
     def standing(self, key: ApiKey) -> Standing:
         """Where a key stands, under the limits that it has by now."""

@@ -13,7 +13,7 @@ from llmjax.message import ChatMessage
 from llmjax.output import CompletionOutput, RequestOutput
 
 from .accounts import meter_of
-from .body import read_json
+from .body import read_json, size_of
 from .chat import make_job
 from .errors import ApiError
 from .formatter import Formatter, JsonObject, new_id
@@ -171,7 +171,7 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     check_model(body.model, state.model_name)
     answer_id = new_id("msg")
     args = (answer_id, body, engine.tokenizer, engine.max_model_len, engine.config.model)
-    job, plan = await state.in_thread(make_job, *args)
+    job, plan = await state.computed(await size_of(request), make_job, *args)
     formatter = MessagesFormatter(answer_id, state.model_name, job, plan)
     outputs = run(engine, [job], engine.metrics, arrival, meter_of(request))
     return await respond(request, outputs, formatter, stream=body.stream, num_prompts=1)

@@ -92,16 +92,16 @@ def render(engine: AsyncEngine, model_name: str, alias: str | None = None) -> by
     """All metrics of an engine that generates, as `exposed` writes them."""
     now, stats = CollectorRegistry(), engine.stats_of_each()
     now.register(StatsCollector(stats, model_name, cache_config(engine, stats[0])))
-    return exposed([engine.metrics.registry, now], alias)
+    return exposed([engine.metrics, now], alias)
 
 
-def exposed(registries: Sequence[CollectorRegistry], alias: str | None = None) -> bytes:
+def exposed(collectors: Sequence[Collector], alias: str | None = None) -> bytes:
     """These and the process's in Prometheus's text format.
 
     Args:
         alias: a prefix under which all of llmjax's are told a second time.
     """
-    ours = b"".join(map(generate_latest, registries))
+    ours = b"".join(map(generate_latest, collectors))
     process = CollectorRegistry()
     ProcessCollector(registry=process)
     again = b""

@@ -6,9 +6,12 @@ import asyncio
 import logging
 import os
 import signal
+import socket
+import ssl
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -16,11 +19,14 @@ from aiohttp import web
 from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError, LlmjaxError
 
-from .access_log import ACCESS, AccessLogger, is_ours
 from .app import make_app
 from .batches import running_batches
 from .config import ServerConfig
+from .frontends.supervisor import Frontends
+from .frontends.worker import Setup
 from .listen import bind, current_certificate, raise_file_limit, tls_context, url
+from .private_site import private_site
+from .running import BACKLOG, LAST_WORDS_SECONDS, make_runner
 from .state import ServerState
 from .stats_log import logged_stats
 
@@ -32,13 +38,6 @@ if TYPE_CHECKING:
     from llmjax.parallel.group import Group
 
 logger = logging.getLogger(__name__)
-
-MAX_HEADERS = 100
-MAX_HEADER_BYTES = 8190
-"""Of the request line, and of each header."""
-
-LAST_WORDS_SECONDS = 5.0
-"""What handlers get, once the engine has stopped, to tell their clients so."""
 
 
 def load_engine(config: EngineConfig, group: Group | None) -> AnyEngine:
@@ -99,6 +98,7 @@ class Server:
         self._signals = 0
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
+        self._status = 0
 
     async def run(self) -> int:
         """Serves until SIGTERM or SIGINT, or until the engine has died.
@@ -106,7 +106,8 @@ class Server:
         The port is taken before the model is loaded, so a conflict shows at once.
 
         Returns:
-            The exit status: 0, or 1 where a second signal cut requests off, or the engine has died.
+            The exit status: 0, or 1 where a second signal cut requests off, or the engine or too
+            many frontends have died.
 
         Raises:
             LlmjaxError: the port cannot be had or the model cannot be loaded.
@@ -114,29 +115,15 @@ class Server:
         config = self.state.config
         raise_file_limit()
         app, tls, sock = make_app(self.state), tls_context(config), bind(config)
-        logging.getLogger("aiohttp.server").addFilter(is_ours)
-        # A client that goes away cancels its handler, which aborts its request.
-        runner = web.AppRunner(
-            app,
-            handler_cancellation=True,
-            shutdown_timeout=LAST_WORDS_SECONDS,
-            access_log=ACCESS,
-            access_log_class=AccessLogger,
-            access_log_format=config.access_log_format,
-            # Between the end of a request and the end of the next one's headers.
-            keepalive_timeout=config.client_timeout,
-            max_line_size=MAX_HEADER_BYTES,
-            max_field_size=MAX_HEADER_BYTES,
-            max_headers=MAX_HEADERS,
-        )
+        # Frontends write a line about each request that they take, or hand on.
+        runner = make_runner(app, config, logs_access=config.api_server_count == 1)
         try:
             await runner.setup()
-            await web.SockSite(runner, sock, backlog=1024, ssl_context=tls).start()
             self._listen_to_signals()
-            async with current_certificate(tls, config):
+            async with self._taking_requests(runner, sock, tls):
                 engine = await self._loaded()
                 if engine is None:
-                    return 0
+                    return self._status
                 engine.start()
                 self.state.put(engine)
                 self._on_ready(engine, url(sock, config))
@@ -154,6 +141,27 @@ class Server:
                     os.unlink(config.uds)
             self.state.pool.shutdown(wait=False, cancel_futures=True)
 
+    @asynccontextmanager
+    async def _taking_requests(
+        self, runner: web.AppRunner, sock: socket.socket, tls: ssl.SSLContext | None
+    ) -> AsyncIterator[None]:
+        """Clients are answered meanwhile, by this process or by frontends."""
+        state, config = self.state, self.state.config
+        if config.api_server_count == 1:
+            await web.SockSite(runner, sock, backlog=BACKLOG, ssl_context=tls).start()
+            async with current_certificate(tls, config):
+                yield
+            return
+        async with private_site(runner) as path:
+            level = logging.getLogger().getEffectiveLevel()
+            setup = Setup(state.model_name, config, state.created, level, path)
+            state.frontends = Frontends(runner.app, sock, setup, self._give_up)
+            try:
+                await state.frontends.start()
+                yield
+            finally:
+                await state.frontends.stop()
+
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -169,6 +177,11 @@ class Server:
             logger.info("%s again: stopping now", number.name)
             self._stop_now.set()
 
+    def _give_up(self) -> None:
+        """Frontends die again and again: what runs may end, and that is it."""
+        self._status, self.state.draining = 1, True
+        self._stop.set()
+
     async def _loaded(self) -> AnyEngine | None:
         """The engine, or None where a signal came first."""
         loading = in_daemon_thread(self._load)
@@ -181,7 +194,7 @@ class Server:
     async def _drain(self, engine: AnyEngine) -> int:
         timeout = self.state.config.shutdown_timeout
         logger.info("waiting up to %g s for running requests: %d", timeout, engine.num_requests)
-        draining = asyncio.ensure_future(engine.drain(timeout))
+        draining = asyncio.ensure_future(self._drained(engine, timeout))
         await first_of(draining, self._stop_now)
         told_to = not draining.done()
         if told_to:
@@ -198,7 +211,14 @@ class Server:
         else:
             logger.info("all of them have ended")
         await self._last_words()
-        return 1 if told_to else 0
+        return 1 if told_to else self._status
+
+    async def _drained(self, engine: AnyEngine, timeout: float) -> int:
+        """See `AsyncEngine.drain`; answers that frontends still send are waited for too."""
+        began = time.monotonic()
+        if self.state.frontends is not None:
+            await self.state.frontends.drain(timeout)
+        return await engine.drain(max(0.0, timeout - (time.monotonic() - began)))
 
     async def _mourn(self, engine: AnyEngine) -> int:
         """Requests have failed, and more would: whoever watches this process may start another."""

@@ -10,6 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
+from llmjax.output import RequestOutput
+
 from .errors import api_error
 from .formatter import Formatter
 from .generation import Outputs, collect
@@ -34,6 +36,15 @@ def encode(events: Iterable[dict[str, Any]], named: bool = False) -> bytes:
     )
 
 
+def size_of(output: RequestOutput) -> int:
+    """What there is to write, about: tokens, those that are told with log-probabilities, and
+    texts."""
+    prompt = len(output.prompt or output.prompt_token_ids)
+    rows = [output.prompt_logprobs or (), *(choice.logprobs or () for choice in output.outputs)]
+    told = sum(len(row) for choice in rows for row in choice if row is not None)
+    return prompt + 16 * told + sum(len(c.text) + len(c.token_ids) for c in output.outputs)
+
+
 async def respond(
     request: web.Request, outputs: Outputs, formatter: Formatter, *, stream: bool, num_prompts: int
 ) -> web.StreamResponse:
@@ -42,8 +53,10 @@ async def respond(
         if stream:
             return await respond_with_events(request, outputs, formatter)
         whole = await collect(outputs, num_prompts)
-        # In a thread: log-probabilities of a long prompt are megabytes of JSON.
-        body = await request.app[STATE].in_thread(lambda: json.dumps(formatter.response(whole)))
+        # Log-probabilities of a long prompt are megabytes of JSON.
+        body = await request.app[STATE].computed(
+            sum(map(size_of, whole)), lambda: json.dumps(formatter.response(whole))
+        )
     return web.json_response(text=body)
 
 
@@ -61,8 +74,9 @@ async def respond_with_events(
     response = web.StreamResponse(headers=HEADERS)
     try:
         await response.prepare(request)
-        head = await request.app[STATE].in_thread(
-            lambda: encode([*formatter.begin(), *formatter.chunks(prompt, output)], named)
+        head = await request.app[STATE].computed(
+            size_of(output),
+            lambda: encode([*formatter.begin(), *formatter.chunks(prompt, output)], named),
         )
         await response.write(head)
         async for prompt, output in outputs:

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from aiohttp import web
 
 from llmjax.pooled import cannot_generate, cannot_pool
 
 from .config import ServerConfig
+from .engines import TextClient, VectorClient
 from .errors import Handler, unavailable
 from .schema.sampling import Limits
 
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
     from llmjax.engine.async_engine import AsyncEngine
     from llmjax.engine.pooling import PoolingEngine
 
+    from .frontends.supervisor import Frontends
+
 T = TypeVar("T")
+
+SMALL = 2048
+"""Of that size no text takes the tokenizer longer than a fraction of a millisecond."""
 
 
 @dataclass
@@ -32,15 +38,17 @@ class ServerState:
     pooling: of one that embeds or scores.
     draining: no new requests are taken.
     active: handlers that generate.
+    frontends: where others take the requests of clients; None where this process does.
     pool: threads that tokenise, so that the event loop does not.
     """
 
     model_name: str
     config: ServerConfig
-    engine: AsyncEngine | None = None
-    pooling: PoolingEngine | None = None
+    engine: TextClient | None = None
+    pooling: VectorClient | None = None
     draining: bool = False
     active: set[asyncio.Task[Any]] = field(default_factory=set)
+    frontends: Frontends | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(4, thread_name_prefix="tokenise")
@@ -54,21 +62,23 @@ class ServerState:
             self.pooling = engine
         else:
             self.engine = engine
+        if self.frontends is not None:
+            self.frontends.serve(engine)
 
-    def loaded(self) -> AsyncEngine | PoolingEngine:
+    def loaded(self) -> TextClient | VectorClient:
         """The engine of either kind. Raises ApiError (503) while the model is loading."""
         engine = self.engine or self.pooling
         if engine is None:
             raise unavailable("the model is loading", "loading")
         return engine
 
-    def ready(self) -> AsyncEngine | PoolingEngine:
+    def ready(self) -> TextClient | VectorClient:
         """The engine of either kind. Raises ApiError (503) while no new requests are taken."""
         if self.draining:
             raise unavailable("the server is shutting down", "shutting_down")
         return self.loaded()
 
-    def loaded_engine(self) -> AsyncEngine:
+    def loaded_engine(self) -> TextClient:
         """The engine that generates; raises as `loaded`, or InvalidRequestError: there is none."""
         self.loaded()
         if self.pooling is not None:
@@ -76,12 +86,16 @@ class ServerState:
         assert self.engine is not None
         return self.engine
 
-    def ready_engine(self) -> AsyncEngine:
+    def ready_engine(self) -> TextClient:
         """The engine that generates; raises as `ready`, or InvalidRequestError: there is none."""
         self.ready()
         return self.loaded_engine()
 
-    def pooling_engine(self) -> PoolingEngine:
+    def own_engine(self) -> AsyncEngine:
+        """That of this process, for routes that no other answers; raises as `loaded_engine`."""
+        return cast("AsyncEngine", self.loaded_engine())
+
+    def pooling_engine(self) -> VectorClient:
         """That which embeds or scores; raises as `ready`, or InvalidRequestError: there is none."""
         self.ready()
         if self.pooling is None:
@@ -98,6 +112,25 @@ class ServerState:
             defaults=engine.generation_defaults,
             chat_templates=self.config.trust_request_chat_template,
         )
+
+    async def gather(self) -> None:
+        """Before anything is told that counts for all: has frontends say what they have counted."""
+        if self.frontends is not None:
+            await self.frontends.gather()
+
+    @property
+    def num_active(self) -> int:
+        """Requests at hand, those of frontends too."""
+        others = self.frontends.num_active if self.frontends is not None else 0
+        return len(self.active) + others
+
+    async def computed(self, size: int, work: Callable[..., T], *args: Any) -> T:
+        """`work`, in a thread unless there is so little to do that the way there takes longer.
+
+        Args:
+            size: bytes, characters or tokens that it goes through.
+        """
+        return work(*args) if size <= SMALL else await self.in_thread(work, *args)
 
     async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.pool, work, *args)

@@ -11,7 +11,7 @@ import pytest
 
 from llmjax import RequestOptions, SamplingParams
 from llmjax.config import EngineConfig
-from llmjax.engine import async_engine
+from llmjax.engine import engine_thread
 from llmjax.engine.async_engine import AsyncEngine
 from llmjax.errors import (
     EngineDeadError,
@@ -68,7 +68,7 @@ async def until(condition):
 
 
 async def settle(engine):
-    await until(lambda: not engine.engine.has_work and not engine._inbox)
+    await until(lambda: not engine.engine.has_work and not engine.thread.inbox)
 
 
 def test_two_hundred_streams_aborted_at_random_moments_leak_nothing(make_engine):
@@ -95,7 +95,7 @@ def test_two_hundred_streams_aborted_at_random_moments_leak_nothing(make_engine)
         stats = engine.stats()
         assert (stats.pages_used, stats.num_running, stats.num_waiting) == (0, 0, 0)
         engine.engine.scheduler.check_balance()
-        assert not engine._streams and not engine._processor._states
+        assert not engine.streams.num_requests and not engine.streams.processor._states
         assert await collect(engine, "after", [9, 10, 11]) == expected
         await engine.drain(5)
 
@@ -191,7 +191,7 @@ def test_an_id_may_be_used_again_while_its_request_is_on_its_way_out(make_engine
         both = await asyncio.gather(*(collect(engine, "same", [20, 21]) for _ in range(2)))
         assert both == [expected] * 2
         await settle(engine)
-        assert engine.stats().pages_used == 0 and not engine._processor._states
+        assert engine.stats().pages_used == 0 and not engine.streams.processor._states
         await engine.drain(5)
 
     asyncio.run(main())
@@ -200,7 +200,7 @@ def test_an_id_may_be_used_again_while_its_request_is_on_its_way_out(make_engine
 def test_health_is_steps_that_get_done_while_there_is_work(make_engine, monkeypatch):
     engine, now = make_engine(), 0.0
     step = engine.engine.step
-    monkeypatch.setattr(async_engine, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(engine_thread, "time", SimpleNamespace(monotonic=lambda: now))
 
     async def main():
         nonlocal now
@@ -251,7 +251,7 @@ def test_a_step_that_fails_takes_its_requests_along_and_no_others(make_engine, m
         await settle(engine)
         engine.check_health()
         engine.engine.scheduler.check_balance()
-        assert engine.stats().pages_used == 0 and not engine._processor._states
+        assert engine.stats().pages_used == 0 and not engine.streams.processor._states
         assert await collect(engine, "again", prompts[0]) == expected[0]
         await engine.drain(5)
 
@@ -275,7 +275,7 @@ def test_what_fails_between_steps_fails_alone(make_engine, monkeypatch):
     async def main():
         engine.start()
         monkeypatch.setattr(engine.engine, "add", add_or_not)
-        monkeypatch.setattr(async_engine, "take_snapshot", no_snapshot)
+        monkeypatch.setattr(engine_thread, "take_snapshot", no_snapshot)
         running = asyncio.create_task(collect(engine, "a", [20, 21]))
         await until(lambda: calls)
         with pytest.raises(RequestFailedError, match="nobody thought of that"):
@@ -284,7 +284,7 @@ def test_what_fails_between_steps_fails_alone(make_engine, monkeypatch):
             await engine.snapshot()
         assert await running == await collect(engine, "c", [20, 21])
         await settle(engine)
-        assert engine.stats().pages_used == 0 and not engine._processor._states
+        assert engine.stats().pages_used == 0 and not engine.streams.processor._states
         engine.engine.scheduler.check_balance()
         await engine.drain(5)
 
@@ -311,7 +311,7 @@ def test_what_nobody_took_of_a_request_that_is_cut_off_is_told(make_engine):
         assert len(told) == 1, "it had not begun"
         long = engine.generate("long", list(range(20, 85)), PARAMS, on_cut=told.append)
         begun = asyncio.ensure_future(anext(long))
-        while not any(s.request.has_begun for s in engine._streams.values()):
+        while not any(s.request.has_begun for s in engine.streams._streams.values()):
             await asyncio.sleep(0)
         begun.cancel()  # most likely before its first token
         await asyncio.gather(begun, return_exceptions=True)
@@ -322,7 +322,7 @@ def test_what_nobody_took_of_a_request_that_is_cut_off_is_told(make_engine):
             prompt = list(range(20, 85))
             await anext(engine.generate("late", prompt, PARAMS, options=late, on_cut=told.append))
         await settle(engine)
-        assert not engine._processor._states
+        assert not engine.streams.processor._states
         await engine.drain(5)
 
     asyncio.run(main())

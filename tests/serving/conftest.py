@@ -9,7 +9,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,14 +101,16 @@ def llmjax(environment: dict[str, str]) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def serve(environment: dict[str, str]) -> Iterator[Callable[[], Served]]:
-    """Starts servers on the tiny model."""
-    command = [*PROGRAM, "serve", *MODEL, "--port", "0", "--log-level", "warning"]
+def serve(environment: dict[str, str]) -> Iterator[Callable[..., Served]]:
+    """Starts servers, on the tiny model where no other is given."""
+    command = [*PROGRAM, "serve", "--port", "0", "--log-level", "warning"]
     command += ["--served-model-name", "tiny"]
     processes: list[subprocess.Popen[str]] = []
 
-    def start() -> Served:
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    def start(*flags: str, model: Sequence[str] = MODEL) -> Served:
+        process = subprocess.Popen(
+            [*command, *model, *flags], env=environment, stdout=subprocess.PIPE, text=True
+        )
         processes.append(process)
         return Served(process)
 
@@ -119,6 +121,6 @@ def serve(environment: dict[str, str]) -> Iterator[Callable[[], Served]]:
 
 
 @pytest.fixture(scope="session")
-def server(serve: Callable[[], Served]) -> Served:
+def server(serve: Callable[..., Served]) -> Served:
     """One server for all tests that leave it as they found it."""
     return serve()

@@ -400,7 +400,7 @@ async def test_tokenising_does_not_hold_up_the_loop(url, method, result):
 
     async with client_of(engine) as client:
         setattr(engine.tokenizer, method, slow)
-        body = {"prompt": "a"} | ({"return_token_strs": True} if url == "/tokenize" else {})
+        body = {"prompt": "a" * 5000} | ({"return_token_strs": True} if url == "/tokenize" else {})
         answer = asyncio.ensure_future(client.post(url, json=body))
         await in_thread.wait()
         assert (await client.get("/health")).status == 200

@@ -8,7 +8,7 @@ import pytest
 
 from llmjax import SamplingParams
 from llmjax.config import EngineConfig
-from llmjax.engine import async_engine
+from llmjax.engine import engine_thread
 from llmjax.engine.async_engine import AsyncEngine
 from llmjax.errors import EngineDeadError, ShutdownError
 from llmjax.metrics import Metrics
@@ -123,7 +123,7 @@ async def test_the_state_of_a_real_engine_while_it_runs(engine):
 
 @run_async
 async def test_a_step_without_end_is_told(engine, monkeypatch):
-    monkeypatch.setattr(async_engine, "SNAPSHOT_SECONDS", 0.05)
+    monkeypatch.setattr(engine_thread, "SNAPSHOT_SECONDS", 0.05)
     hold, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def abort(*args):
@@ -132,11 +132,11 @@ async def test_a_step_without_end_is_told(engine, monkeypatch):
 
     monkeypatch.setattr(engine.engine, "abort", abort)
     engine.start()
-    engine._send("no such request")
+    engine.thread.end("no such request")
     with pytest.raises(EngineDeadError, match=r"not come to the end of a step for 0\.05 s"):
         await engine.snapshot()
     hold.set()
-    monkeypatch.setattr(async_engine, "SNAPSHOT_SECONDS", 10.0)
+    monkeypatch.setattr(engine_thread, "SNAPSHOT_SECONDS", 10.0)
     assert (await engine.snapshot())["running"] == []
 
 

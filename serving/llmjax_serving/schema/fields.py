@@ -206,13 +206,16 @@ def read(
     if unknown:
         names = ", ".join(cut(path + name) for name in unknown[:8])
         raise InvalidRequestError(f"unknown field: {names}", param=cut(path + unknown[0]))
-    for name, parse in no_ops.items():
-        if body.get(name) is not None:
-            parse(body[name], path + name)
     values = {}
     for name, field in table.items():
-        value = body.get(name)
-        if value is None and field.required:
+        if field.required and body.get(name) is None:
             raise InvalidRequestError(f"{path}{name} is required", param=path + name)
-        values[name] = field.default if value is None else field.parse(value, path + name)
+        values[name] = field.default
+    for name, value in body.items():
+        if value is None:
+            continue
+        if (own := table.get(name)) is not None:
+            values[name] = own.parse(value, path + name)
+        else:
+            no_ops[name](value, path + name)
     return values

@@ -1,0 +1,1 @@
+"""Several processes before one engine: `supervisor.py` starts them, `worker.py` is one of them."""
