@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+# Now, not on demand: importing the room later would put it in the place of the function.
+from .advise import advise
 from .beam_search import BeamSearchParams
 from .message import ChatMessage, ToolCall
 from .output import CompletionOutput, Logprob, RequestOutput
@@ -35,6 +37,7 @@ __all__ = [
     "ScoreOutput",
     "StructuredOutputs",
     "ToolCall",
+    "advise",
 ]
 
 
