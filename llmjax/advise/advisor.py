@@ -99,29 +99,37 @@ def _ranked(goal: str, candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _choose(goal: str, rule: Rule, ranked: Sequence[Candidate]) -> Candidate | None:
-    """Of what is possible the best; of those that are alike the rule's, or what loses less."""
-    if not ranked or not ranked[0].is_possible:
+    """Of what is possible the best; of those that are alike the rule's scheme, or what loses less,
+    and of its formats of pages the one that loses least."""
+    possible = [candidate for candidate in ranked if candidate.is_possible]
+    if not possible:
         return None
-    first = ranked[0]
-    alike = [
+    chosen = min(_alike(goal, possible[0], possible), key=lambda c: _by_scheme(c, rule))
+    same = [candidate for candidate in possible if candidate.scheme == chosen.scheme]
+    return min(_alike(goal, same[0], same), key=_by_pages)
+
+
+def _alike(goal: str, first: Candidate, others: Sequence[Candidate]) -> list[Candidate]:
+    """Those that are as good as the first, which is the best of them."""
+    return [
         candidate
-        for candidate in ranked
-        if candidate.is_possible
-        and MARGIN * candidate.score(goal) >= first.score(goal)
+        for candidate in others
+        if MARGIN * candidate.score(goal) >= first.score(goal)
         and (goal != "latency" or _gpus(candidate) == _gpus(first))
     ]
 
-    def preference(candidate: Candidate) -> tuple:
-        return (
-            candidate.scheme != rule.scheme,
-            candidate.kv_dtype != LOSSLESS,
-            candidate.weights_quality.ratio or float("inf"),
-            -SCHEMES[candidate.scheme].bits,
-            candidate.kv_quality.order,
-            -candidate.score(goal),
-        )
 
-    return min(alike, key=preference)
+def _by_scheme(candidate: Candidate, rule: Rule) -> tuple[bool, bool, float, int]:
+    return (
+        candidate.scheme != rule.scheme,
+        candidate.kv_dtype != LOSSLESS,
+        candidate.weights_quality.ratio or float("inf"),
+        -SCHEMES[candidate.scheme].bits,
+    )
+
+
+def _by_pages(candidate: Candidate) -> tuple[bool, float]:
+    return candidate.kv_dtype != LOSSLESS, candidate.kv_quality.order
 
 
 def _gpus(candidate: Candidate) -> int:

@@ -174,7 +174,9 @@ def find_memory(question: Question, machine: Machine) -> Memory:
     """How many requests fit, as the engine's memory manager counts them."""
     shape, length = machine.shape, question.length
     layout = KVLayout.of(shape.windows, block_size=CacheConfig().block_size, max_model_len=length)
-    page = machine.page_bytes(layout)
+    # Only those whose prompts are being computed hold a chunk beside their window.
+    pages = layout.most_pages(length, most_chunk(SchedulerConfig(), length))
+    request = pages * machine.page_bytes(layout)
     usual = DEVICE_SHARE if machine.figures.compute_capability else HOST_SHARE
     share = question.gpu_memory_utilization or usual
     total = machine.tensor_parallel * machine.figures.memory * share
@@ -182,13 +184,9 @@ def find_memory(question: Question, machine: Machine) -> Memory:
     def temporaries(requests: int) -> int:
         return machine.temporaries(scheduler_for(question, requests), length)
 
-    def request(requests: int) -> int:
-        chunk = most_chunk(scheduler_for(question, requests), length)
-        return page * layout.most_pages(length, chunk)
-
     def fit(requests: int) -> bool:
         beside = machine.weight_bytes + temporaries(requests)
-        return beside + requests * request(requests) <= total
+        return beside + requests * request <= total
 
     fits = most_that(fit, MOST_REQUESTS)
     return Memory(
@@ -196,7 +194,7 @@ def find_memory(question: Question, machine: Machine) -> Memory:
         weights=machine.weight_bytes,
         temporaries=temporaries(max(1, fits)),
         kv_token=shape.num_layers * machine.kv_bytes,
-        request=request(max(1, fits)),
+        request=request,
         fits=fits,
     )
 

@@ -182,8 +182,7 @@ def _drafting(advice: Advice, found: Speculation) -> str:
         f"Speculation, {_requests(found.batch)} at once, if {found.acceptance:.0%} of drafts are "
         f"accepted: a step that verifies {found.drafts} gives {found.tokens:.2f} tokens; it takes "
         f"{_ms(found.verify_s)} (for {found.bound}) against {_ms(found.step_s)}, and drafting "
-        f"{_ms(found.draft_s)}. Decoding gets {found.decode_speedup:.2f} times as fast, answers "
-        f"{found.speedup:.2f} times. {verdict}."
+        f"{_ms(found.draft_s)}. Answers come {found.speedup:.2f} times as fast. {verdict}."
     )
 
 

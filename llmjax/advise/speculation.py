@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..simulate.device import Machine
-from .estimate import Step, answer_seconds, decode_work, prompt_work
+from .estimate import Step, answer_seconds, decode_work, prompt_work, prompts_begun
 from .question import Question
 
 MOST_DRAFTS = 8
@@ -31,12 +31,11 @@ class Speculation:
         drafts: tokens drafted a step, of 1 to 8 what gains most.
         acceptance: of each of them, assumed.
         tokens: of a step and sequence, expected.
-        step_s: seconds of a step that decodes a token of each, and nothing else.
-        verify_s, draft_s: of one that verifies, and of its drafts.
+        step_s: seconds of a step that gives each sequence a token, prompts of others beside.
+        verify_s, draft_s: of one that verifies, which takes more of these prompts as it comes less
+            often, and of its drafts.
         bound: what decides how long the verifying step takes: "bytes" or "operations".
-        decode_speedup: decoded tokens a second, times those without, were there no prompts.
-        speedup: whole answers a second likewise, beside the prompts of others; the draft reads
-            all prompts too.
+        speedup: answers a second, times those without; the draft reads all prompts too.
         pays: whether that is worth it.
     """
 
@@ -48,7 +47,6 @@ class Speculation:
     verify_s: float
     draft_s: float
     bound: str
-    decode_speedup: float
     speedup: float
     pays: bool
 
@@ -60,16 +58,20 @@ def speculation(machine: Machine, question: Question, batch: int) -> Speculation
 
 
 def _with(machine: Machine, question: Question, batch: int, drafts: int) -> Speculation:
-    step_s = machine.seconds(decode_work(machine, question, batch))
-    verify = Step.of(machine, decode_work(machine, question, batch, positions=drafts + 1))
-    draft_s = drafts * DRAFT_SHARE * (step_s - machine.overhead)
     tokens = float(sum(question.acceptance**i for i in range(drafts + 1)))
-    own = machine.seconds(prompt_work(machine, question.input_len)) - machine.overhead
+    step_s = machine.seconds(
+        decode_work(machine, question, batch, prompts=prompts_begun(question, batch))
+    )
+    begun = prompts_begun(question, batch, tokens)
+    work = decode_work(machine, question, batch, positions=drafts + 1, prompts=begun)
+    verify = Step.of(machine, work)
+    alone_s = machine.seconds(decode_work(machine, question, batch))
+    draft_s = drafts * DRAFT_SHARE * (alone_s - machine.overhead)
     answer_s = answer_seconds(
         machine, question, batch, tokens=tokens, positions=drafts + 1, beside=draft_s
     )
-    with_drafts = answer_s + batch * DRAFT_SHARE * own
-    speedup = answer_seconds(machine, question, batch) / with_drafts
+    prompt_s = machine.seconds(prompt_work(machine, question.input_len)) - machine.overhead
+    speedup = answer_seconds(machine, question, batch) / (answer_s + batch * DRAFT_SHARE * prompt_s)
     return Speculation(
         batch=batch,
         drafts=drafts,
@@ -79,7 +81,6 @@ def _with(machine: Machine, question: Question, batch: int, drafts: int) -> Spec
         verify_s=verify.seconds,
         draft_s=draft_s,
         bound=verify.bound,
-        decode_speedup=tokens * step_s / (verify.seconds + draft_s),
         speedup=speedup,
         pays=speedup >= WORTH,
     )

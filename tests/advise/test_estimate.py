@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from llmjax.advise.advisor import advise_on
@@ -12,6 +15,7 @@ from llmjax.advise.estimate import (
     find_memory,
     make_machine,
     most_that,
+    scheduler_for,
     sizes,
 )
 from llmjax.advise.model import find
@@ -123,22 +127,47 @@ def test_fp8_is_bytes_alone_where_a_gpu_does_not_multiply_it():
     assert int8.prompt.compute_s < 0.52 * floats.prompt.compute_s
 
 
-def test_an_answer_is_prompts_of_the_batch_and_steps_of_its_own():
-    _, found = of("llama-3-8b", "h100", "fp8", p99=10.0, step_overhead_ms=0.0)
+def test_an_answer_is_its_prompt_and_steps_with_the_prompts_of_others():
+    _, found = of("llama-3-8b", "h100", "bf16", p99=4.0)
     assert found is not None
-    answer = found.batch * found.prompt.seconds + 255 * found.decode.seconds
+    batch = found.batch
+    # Of each of the others one prompt in 255 steps, whose operations are beside the decodes'.
+    rows = batch + math.ceil((batch - 1) / 255 * 1024)
+    assert rows == 119 + 474
+    attended = batch * 32 * 1153 + math.ceil((batch - 1) / 255 * 32 * (1024 * 1025 // 2))
+    sampled = batch + 1
+    operations = 2 * (LAYERS_8B * rows + HEAD_8B * sampled) + 4 * 32 * 128 * attended
+    assert found.mixed.compute_s == pytest.approx(operations / (0.6 * 989.4e12))
+    assert found.mixed.bound == "operations"
+    answer = found.prompt.seconds + 255 * (found.mixed.compute_s + 1e-3)
     assert found.answer_s == pytest.approx(answer)
-    assert found.tokens_per_second == pytest.approx(found.batch * 256 / answer)
-    assert found.answer_s <= 10 and found.keeps_p99
-    # A step reads so much more for each request, and its prompt takes so long: one more is late.
-    more = found.prompt.seconds + 255 * 1153 * KV_8B / (0.8 * 3.35e12)
-    assert found.answer_s + more > 10
+    assert found.tokens_per_second == pytest.approx(batch * 256 / answer)
+    assert found.answer_s <= 4 and found.keeps_p99
+    # One more has its operations too: a prompt's, and those of 255 tokens.
+    more = 2 * LAYERS_8B * (1024 + 255) / (0.6 * 989.4e12)
+    assert found.answer_s + more > 4
+
+
+def test_a_lone_answer_has_nothing_beside():
+    _, found = of("llama-3-8b", "h100", p99=1.73)
+    assert found is not None
+    assert found.batch == 1 and found.mixed == found.decode
+    alone = found.prompt.seconds + 255 * found.decode.seconds
+    assert found.answer_s == pytest.approx(alone) == pytest.approx(found.alone_s)
 
 
 def test_a_single_token_needs_no_step():
     _, found = of("llama-3-8b", "h100", output_len=1, p99=1.0)
     assert found is not None
     assert found.answer_s == pytest.approx(found.batch * found.prompt.seconds)
+
+
+def test_chunks_hold_the_prompts_that_begin():
+    question = Question("llama-3-8b", "h100")
+    # 100 decodes and 398 tokens of prompts in a step; 311 and 1,245; more than a step may have.
+    assert scheduler_for(question, 100).prefill_chunk_size == 512
+    assert scheduler_for(question, 311).prefill_chunk_size == 2048
+    assert scheduler_for(replace(question, output_len=2), 300).prefill_chunk_size == 8192
 
 
 def test_all_reduces_of_tensor_parallelism():

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from llmjax.advise.advice import Advice
 from llmjax.advise.advisor import advise_on
+from llmjax.advise.estimate import Memory
 from llmjax.advise.model import find
 from llmjax.advise.question import Question
 from llmjax.checkpoint import open_checkpoint
@@ -98,15 +100,18 @@ def test_quantised_checkpoints_have_the_shape_of_their_floats(tmp_path):
     assert (floats.quantised, awq.quantised) == (None, "awq")
 
 
+def floats(advice: Advice) -> Memory:
+    """Of bfloat16 weights and pages."""
+    [found] = [c for c in advice.candidates if (c.scheme, c.kv_dtype) == ("bf16", "bfloat16")]
+    return found.memory
+
+
 def test_a_window_bounds_what_a_request_takes(tmp_path):
     sizes = {"input_len": 2000, "output_len": 48, "int8_tops": 1.0, "bandwidth_gbs": 20.0}
-    full = write(tmp_path / "full", config())
     mistral = {"architectures": ["MistralForCausalLM"], "sliding_window": 64}
-    bounded = write(tmp_path / "bounded", config(**mistral))
-    one, other = (
-        advise_on(Question(folder, "cpu", memory_gb=16.0, **sizes)).candidates[0].memory
-        for folder in (full, bounded)
-    )
+    full, bounded = config(), config(**mistral)
+    folders = write(tmp_path / "full", full), write(tmp_path / "bounded", bounded)
+    one, other = (floats(advise_on(Question(f, "cpu", memory_gb=16.0, **sizes))) for f in folders)
     assert one.kv_token == other.kv_token  # while it is in all windows
     # 64 tokens, a chunk of 512 and a unit of 64 in pages of 16, and three more.
     assert other.request == one.request * (40 + 3) // 128
@@ -123,7 +128,6 @@ def test_a_simulation_reads_the_same_shape(name):
 
 def test_what_is_no_model_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("LLMJAX_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     with pytest.raises(ModelNotFoundError, match=r"no model is called 'gpt-2'.*llama-3-8b"):
         find("gpt-2")
     with pytest.raises(

@@ -119,10 +119,10 @@ def test_8_bits_take_less_than_16(case):
 def test_more_accepted_drafts_never_gain_less(case, one, other):
     question, *rest = case
     _, chosen = found(question, *rest)
-    if chosen is None:
+    if chosen is None or question.output_len == 1:
         return
     few, many = (
-        speculation(chosen.machine, chosen.batch, replace(question, acceptance=a), chosen.prompt)
+        speculation(chosen.machine, replace(question, acceptance=a), chosen.batch)
         for a in sorted((one, other))
     )
     assert few.speedup <= many.speedup * (1 + 1e-9)

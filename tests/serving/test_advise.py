@@ -26,9 +26,9 @@ def test_the_table_and_its_reasons(capsys):
     assert out.startswith(
         "llama-3-8b on h100: 1,024 tokens in, 256 out, p99 of a whole answer: 20 s"
     )
-    assert "Advice: fp8 with KV in int8, up to 682 at a time, with speculation" in out
+    assert "Advice: fp8 with KV in bfloat16, up to 355 at a time, without speculation" in out
     assert "16.06 GB in 16 bits" in out
-    assert "2 x 32 layers x 8 heads x 132 bytes" in out
+    assert "2 x 32 layers x 8 heads x 256 bytes" in out
     assert "NVIDIA H100 data sheet" in out.replace("\n", " ")
     header, *rows = out[out.index("GPUs  weights GB") :].splitlines()
     assert header.split()[-2:] == ["perplexity", "llmjax"]
