@@ -53,11 +53,10 @@ def _memory(advice: Advice, chosen: Estimate) -> Iterator[str]:
     bounded = (
         f" {len(windows)} layers keep a window of {max(windows):,} tokens only." if windows else ""
     )
-    row = machine.kv_bytes // 2 * shape.num_layers
     heads = chosen.gpus * -(-shape.num_kv_heads // chosen.gpus)
     yield (
         f"Keys and values: 2 x {shape.num_layers} layers x {heads} heads x "
-        f"{row // shape.num_layers // heads} bytes (a head of {shape.head_dim} in "
+        f"{machine.kv_bytes // 2 // heads} bytes (a head of {shape.head_dim} in "
         f"{machine.kv_dtype}{'' if machine.kv_dtype == 'bfloat16' else ', and its scale'}) = "
         f"{memory.kv_token:,} bytes a token.{bounded}"
     )
@@ -70,19 +69,21 @@ def _memory(advice: Advice, chosen: Estimate) -> Iterator[str]:
 
 
 def _times(question: Question, chosen: Estimate) -> Iterator[str]:
-    if question.goal == "latency":
+    steps = question.output_len - 1
+    if steps and question.goal == "latency":
         alone = Step.of(chosen.machine, decode_work(chosen.machine, question, 1))
         yield f"Decoding alone: {_step(alone)}."
-    yield f"Decoding, {_requests(chosen.batch)} at once: {_step(chosen.decode)}."
+    if steps:
+        yield f"Decoding, {_requests(chosen.batch)} at once: {_step(chosen.decode)}."
     yield f"A prompt of {question.input_len:,} tokens: {_step(chosen.prompt)}."
-    if chosen.batch > 1 and question.output_len > 1:
+    if steps and chosen.batch > 1:
         begun = prompts_begun(question, chosen.batch)
         yield f"Decoding with {begun:.3g} prompts of others: {_step(chosen.mixed)}."
+    made_of = f"its prompt and {steps:,} such steps" if steps else "prompts one after the other"
     limit = "" if question.p99 is None else f", within the {question.p99:g} s of p99"
     yield (
-        f"An answer, its prompt and {question.output_len - 1:,} such steps: "
-        f"{chosen.answer_s:,.2f} s{limit}; {chosen.alone_s:,.2f} s where it is alone. "
-        f"{chosen.tokens_per_second:,.0f} tokens a second"
+        f"An answer, {made_of}: {chosen.answer_s:,.2f} s{limit}; {chosen.alone_s:,.2f} s where it "
+        f"is alone. {chosen.tokens_per_second:,.0f} tokens a second"
         f"{'' if chosen.gpus == 1 else f', {chosen.per_gpu:,.0f} of each GPU'}."
     )
 
@@ -156,14 +157,14 @@ def _differences(advice: Advice, ours: Estimate, theirs: Estimate) -> Iterator[s
     begun = prompts_begun(advice.question, batch)
     work = decode_work(theirs.machine, advice.question, batch, prompts=begun)
     step, other = Step.of(ours.machine, work), Step.of(theirs.machine, work)
-    if other.seconds > MARGIN * step.seconds:
+    if advice.question.output_len > 1 and other.seconds > MARGIN * step.seconds:
         beside = f" and {begun:.3g} prompts" if begun else ""
         yield (
             f"a step of {_requests(batch)}{beside} takes {_ms(step.seconds)} (for {step.bound}, "
             f"{_gb(step.read_bytes)}) against {_ms(other.seconds)} (for {other.bound}, "
             f"{_gb(other.read_bytes)})"
         )
-    if ours.batch > MARGIN * theirs.batch:
+    if batch > MARGIN * theirs.batch:
         yield f"{ours.batch:,} run at once against {theirs.batch:,}"
 
 
@@ -197,10 +198,8 @@ def _nothing(advice: Advice) -> Iterator[str]:
     question = advice.question
     keeping = [c for c in advice.candidates if c.estimate is not None and c.estimate.keeps_p99]
     if keeping:
-        yield (
-            f"What keeps p99 of {question.p99 or float('inf'):g} s is not accurate enough: "
-            f"{keeping[0].name}: {keeping[0].objection}."
-        )
+        what = "fits" if question.p99 is None else f"keeps p99 of {question.p99:g} s"
+        yield (f"What {what} is not accurate enough: {keeping[0].name}: {keeping[0].objection}.")
     allowed = [c for c in advice.candidates if c.estimate is not None and c.objection is None]
     if not allowed:
         yield f"What is accurate enough ({question.accuracy}) does not fit."

@@ -194,6 +194,20 @@ def test_a_p99_that_only_what_is_not_accurate_keeps():
     assert best(ask("l4", gpus=1, p99=7.0)).scheme in ("awq", "gptq")
 
 
+def test_answers_of_one_token_are_prompts_alone():
+    advice = ask("h100", output_len=1, gpus=1, p99=1.0)
+    assert best(advice).scheme == "fp8" and advice.speculation is None
+    assert not any(reason.startswith("Decoding") for reason in advice.reasons)
+    assert said(advice, "An answer, prompts one after the other: 1.00 s, within the 1 s of p99")
+
+
+def test_what_is_accurate_enough_may_not_fit():
+    advice = ask("h100", "llama-3-70b", gpus=1, accuracy="critical")
+    assert advice.best is None
+    assert advice.reasons[0].startswith("What fits is not accurate enough: awq with KV in int8: 4 ")
+    assert advice.reasons[1] == "What is accurate enough (critical) does not fit."
+
+
 def test_a_model_that_fits_nowhere_is_refused_with_the_numbers():
     message = (
         r"llama-3-70b does not fit on 1 t4: awq with KV in int8, which takes least, has 39\.77 GB "

@@ -106,7 +106,7 @@ def test_what_is_here_is_found_and_what_is_not_is_not_fetched(index, tmp_path):
     assert find_model(str(path)) == path
     with pytest.raises(ModelNotFoundError, match=r"/no/such/place does not exist"):
         find_model("/no/such/place")
-    with pytest.raises(ModelNotFoundError, match="no model is called 'tini'.*did you mean 'tiny'"):
+    with pytest.raises(ModelNotFoundError, match=r"no model is called 'tini'.*did you mean 'tiny'"):
         find_model("tini")
 
 

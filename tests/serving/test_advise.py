@@ -52,6 +52,15 @@ def test_json_has_all_figures(capsys):
     assert said["candidates"][said["today"]]["served"]["today"]
 
 
+def test_each_flag_has_its_own_help(capsys):
+    with pytest.raises(SystemExit):
+        main(["advise", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    assert "--p99 X seconds within which 99 of 100 answers end" in words
+    assert "--int8-tops X 1e12 operations a second of 8 bits" in words
+    assert "raise it by more than 10%. [normal]" in words
+
+
 def test_a_config_and_a_file_are_models(capsys):
     folder, file = str(FIXTURES / "gemma2"), str(FIXTURES / "gguf" / "llama-q4_k_m.gguf")
     lengths = ("--input-len", "40", "--output-len", "8")
