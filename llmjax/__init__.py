@@ -11,6 +11,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+# Now, not on demand: importing the room later would put it in the place of the function.
+from .advise import advise
 from .beam_search import BeamSearchParams
 from .message import ChatMessage, ToolCall
 from .output import CompletionOutput, Logprob, RequestOutput
@@ -37,6 +39,7 @@ __all__ = [
     "ScoreOutput",
     "StructuredOutputs",
     "ToolCall",
+    "advise",
     "quantize",
 ]
 

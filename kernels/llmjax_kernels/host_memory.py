@@ -1,12 +1,23 @@
-"""Where weights lie on the host."""
+"""The host's memory: how much there is, and where weights lie in it."""
 
 from __future__ import annotations
 
 import mmap
 from contextlib import suppress
 from math import prod
+from pathlib import Path
 
 import numpy as np
+import psutil
+
+
+def total_bytes() -> int:
+    """Memory that this process may have: the machine's, or its container's."""
+    total = psutil.virtual_memory().total
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.exists() and (text := limit.read_text().strip()).isdigit():
+        total = min(total, int(text))
+    return total
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

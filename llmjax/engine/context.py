@@ -11,6 +11,9 @@ from ..cache.layout import KEYS_AT_ONCE, KVLayout
 from ..config import CacheConfig, SchedulerConfig
 from ..errors import ConfigError
 
+DEVICE_SHARE, HOST_SHARE = 0.9, 0.2
+"""Of memory, where `gpu_memory_utilization` does not say: an accelerator's, and a host's."""
+
 
 class Widths(Protocol):
     """What a model's temporaries depend on."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import jax
-import psutil
 
+from llmjax_kernels.host_memory import total_bytes
 from llmjax_kernels.kv_format import KVFormat
 
 from ..cache.layout import KVLayout
@@ -16,7 +14,7 @@ from ..errors import ConfigError
 from ..models import DecoderConfig
 from ..parallel.group import Group
 from .buckets import Buckets
-from .context import step_bytes
+from .context import DEVICE_SHARE, HOST_SHARE, step_bytes
 from .pipeline import make_programs, stage_layouts
 
 _GIB = 2**30
@@ -109,9 +107,5 @@ def _device_memory(cache: CacheConfig) -> tuple[int, float]:
     next start finds on disk only if it comes to the same number.
     """
     if (own := _bytes_limit()) is not None:
-        return own, cache.gpu_memory_utilization or 0.9
-    total = psutil.virtual_memory().total
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.exists() and (text := limit.read_text().strip()).isdigit():
-        total = min(total, int(text))
-    return total, cache.gpu_memory_utilization or 0.2
+        return own, cache.gpu_memory_utilization or DEVICE_SHARE
+    return total_bytes(), cache.gpu_memory_utilization or HOST_SHARE

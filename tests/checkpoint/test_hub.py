@@ -12,6 +12,7 @@ from huggingface_hub import constants
 
 from llmjax.catalogue import CatalogueEntry, HubFile
 from llmjax.checkpoint import CATALOGUE, pull, resolve_model
+from llmjax.checkpoint.resolve import find_model
 from llmjax.errors import DownloadError, ModelNotFoundError
 
 COMMIT = "a" * 40
@@ -159,6 +160,15 @@ def test_what_is_cached_is_used_without_a_network(hub, monkeypatch):
     folder = resolve_model("org/folder", progress=False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     assert resolve_model("org/folder", progress=False) == folder
+
+
+@pytest.mark.usefixtures("hub")
+def test_what_is_cached_is_found_and_nothing_is_fetched_for_it():
+    for name in ("org/folder", "org/quants:a.Q4_0.gguf"):
+        with pytest.raises(ModelNotFoundError, match=f"{name} is not on this machine"):
+            find_model(name)
+        path = resolve_model(name, progress=False)
+        assert find_model(name) == path
 
 
 @pytest.mark.usefixtures("no_hub")

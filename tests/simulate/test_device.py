@@ -17,7 +17,7 @@ from llmjax.errors import (
     ModelNotFoundError,
     UnsupportedModelError,
 )
-from llmjax.simulate.device import DEVICES, Figures, Machine, Work
+from llmjax.simulate.device import DEVICES, WEIGHTS, Figures, Machine, Work
 from llmjax.simulate.shapes import SHAPES, ModelShape, find_shape, read_shape
 
 # 2 layers of 4 wide with 2 heads of 2, one of them for keys; mlp 8; 10 tokens.
@@ -92,7 +92,7 @@ def test_tensor_parallelism_shares_work_and_pays_for_reductions():
 def test_bytes_of_weights_and_pages_follow_their_types():
     layout = KVLayout(16, (None,), 2, ((0, 0), (0, 1)))
     assert toy().weight_bytes == 368 * 2
-    assert toy(weight_dtype="int4").weight_bytes == 184
+    assert toy(weights=WEIGHTS["int4"]).weight_bytes == 184
     assert toy().page_bytes(layout) == 2 * 16 * 2 * 1 * 2 * 2
     # Two codes of a byte and a scale of four.
     assert toy(kv_dtype="int8").page_bytes(layout) == 2 * 16 * 2 * 1 * 6
@@ -129,7 +129,6 @@ def test_pages_are_what_memory_holds_beside_weights_and_steps():
         ("overhead", -1.0),
         ("memory_efficiency", 0.0),
         ("compute_efficiency", 1.5),
-        ("weight_dtype", "int3"),
         ("kv_dtype", "float64"),
     ],
 )

@@ -12,6 +12,7 @@ from llmjax import __version__
 from llmjax.errors import LlmjaxError
 
 from . import (
+    advise,
     bench,
     chat,
     collect_env,
@@ -37,6 +38,7 @@ COMMANDS = {
     "quantize": quantize,
     "bench": bench,
     "simulate": simulate,
+    "advise": advise,
     "tune": tune,
     "collect-env": collect_env,
 }

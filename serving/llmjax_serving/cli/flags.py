@@ -112,7 +112,7 @@ def attribute_docs(cls: type) -> dict[str, str]:
     for line in section.splitlines():
         if not line.startswith("    "):
             break
-        entry = re.match(r"    ([a-z_]+(?:, [a-z_]+)*): (.*)", line)
+        entry = re.match(r"    ([a-z][a-z0-9_]*(?:, [a-z][a-z0-9_]*)*): (.*)", line)
         if entry:
             names = entry[1].split(", ")
             docs.update(dict.fromkeys(names, entry[2]))

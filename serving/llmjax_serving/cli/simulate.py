@@ -14,7 +14,7 @@ from llmjax import __version__
 from llmjax.config import CacheConfig, CompileConfig, SchedulerConfig
 from llmjax.errors import ConfigError
 from llmjax.simulate import BASELINES, ROUTINGS
-from llmjax.simulate.device import DEVICES, KV_DTYPES, WEIGHT_BITS, Machine
+from llmjax.simulate.device import DEVICES, KV_DTYPES, WEIGHTS, Machine
 from llmjax.simulate.shapes import SHAPES, find_shape
 from llmjax.simulate.traces import Arrival, poisson, rate_of, read_trace, scaled
 
@@ -64,9 +64,7 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
         help="devices that share each layer [1]",
     )
     group.add_argument("--max-model-len", type=int, metavar="N", help="by default the model's own")
-    group.add_argument(
-        "--weight-dtype", choices=WEIGHT_BITS, default="bfloat16", help="[%(default)s]"
-    )
+    group.add_argument("--weight-dtype", choices=WEIGHTS, default="bfloat16", help="[%(default)s]")
     group.add_argument(
         "--kv-cache-dtype", choices=KV_DTYPES, default="bfloat16", help="[%(default)s]"
     )
@@ -246,7 +244,7 @@ def make_setup(args: argparse.Namespace) -> Setup:
     machine = Machine(
         find_shape(args.model),
         DEVICES[args.device],
-        weight_dtype=args.weight_dtype,
+        weights=WEIGHTS[args.weight_dtype],
         kv_dtype=args.kv_cache_dtype,
         tensor_parallel=args.tensor_parallel_size,
         overhead=args.step_overhead_ms / 1e3,
