@@ -105,6 +105,7 @@ def make_app(state: ServerState) -> web.Application:
             web.post("/v1/chat/completions/render", tokens.render),
             web.post("/tokenize", tokens.tokenize),
             web.post("/detokenize", tokens.detokenize),
+            web.get("/tokenizer_info", tokens.tokenizer_info),
         ]
     )
     return app
