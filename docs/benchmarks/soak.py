@@ -32,7 +32,7 @@ import aiohttp
 import psutil
 
 GROWTH, STUCK, SAMPLE = 0.05, 180.0, 10.0
-CLIENTS, WARM_SHARE = 64, 0.2
+CLIENTS, WARM_SHARE, MODEL = 64, 0.2, "model"
 QUEUE, PAGES, CONTEXT, TIMEOUT = 24, 900, 1024, 8
 """Requests that may wait, pages of the pool, tokens, and seconds that clients may stand still."""
 WORDS = "a river runs under the old stone bridge while geese look on and say nothing at all"
@@ -265,24 +265,22 @@ async def drained(soak: Soak) -> dict[str, int]:
         await asyncio.sleep(0.5)
 
 
-async def ready(session: aiohttp.ClientSession, url: str, server: subprocess.Popen) -> None:
-    while server.poll() is None:
-        with suppress(OSError, aiohttp.ClientError):
-            async with session.get(url + "/health") as response:
-                if response.status == 200:
-                    return
-        await asyncio.sleep(0.5)
-    sys.exit("the server did not get ready")
+def address(server: subprocess.Popen) -> str:
+    """Of a server that says that it is ready."""
+    for line in server.stdout:
+        if line.startswith("Ready: "):
+            return line.split()[1].removesuffix("/v1")
+    sys.exit(f"the server ended with status {server.wait()}")
 
 
-async def soak_for(minutes: float, args: argparse.Namespace, server: subprocess.Popen) -> dict:
-    url = f"http://127.0.0.1:{args.port}"
+async def soak_for(
+    minutes: float, args: argparse.Namespace, url: str, server: subprocess.Popen
+) -> dict:
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        await ready(session, url, server)
         began = time.monotonic()
-        soak = Soak(url, session, args.model, began + 60 * minutes)
+        soak = Soak(url, session, MODEL, began + 60 * minutes)
         clients = [client(soak, number) for number in range(args.clients)]
         process = psutil.Process(server.pid)
         samples, *_ = await asyncio.gather(watch(soak, process, began), *clients)
@@ -308,13 +306,14 @@ def serve(args: argparse.Namespace) -> subprocess.Popen:
         "max-model-len": CONTEXT,
         "num-gpu-blocks-override": PAGES,
         "client-timeout": TIMEOUT,
-        "port": args.port,
+        "port": 0,
         "max-stored-responses": 50,
+        "served-model-name": MODEL,
         "log-level": "warning",
     }
     flags = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "llmjax_serving.cli", "serve", args.model, *flags]
-    return subprocess.Popen([*command, "--no-background"], stdout=subprocess.DEVNULL)
+    return subprocess.Popen([*command, "--no-background"], stdout=subprocess.PIPE, text=True)
 
 
 def main() -> int:
@@ -322,11 +321,10 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--clients", type=int, default=CLIENTS)
-    parser.add_argument("--port", type=int, default=8840)
     args = parser.parse_args()
     server = serve(args)
     try:
-        report = asyncio.run(soak_for(args.minutes, args, server))
+        report = asyncio.run(soak_for(args.minutes, args, address(server), server))
         server.terminate()
         report["exit_status"] = server.wait(60)
     finally:

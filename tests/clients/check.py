@@ -153,7 +153,11 @@ def anthropic(server: Server) -> None:
     with anthropic.Anthropic(base_url=server.root, api_key="none", max_retries=0) as one:
         ask = {"model": server.model, "max_tokens": 200, "messages": ASKED}
         tools = [{"name": "paint", "description": "Paints.", "input_schema": SCHEMA}]
-        forced = {**ask, "tools": tools, "tool_choice": {"type": "any"}}
+        forced = {
+            **ask,
+            "tools": tools,
+            "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+        }
         said = one.messages.create(**forced)
         assert said.stop_reason == "tool_use"
         call = next(block for block in said.content if block.type == "tool_use")
@@ -171,7 +175,7 @@ def anthropic(server: Server) -> None:
         is_painted(next(block for block in final.content if block.type == "tool_use").input)
         assert one.messages.count_tokens(model=server.model, messages=ASKED).input_tokens > 4
         system = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
-        one.messages.create(**{**ask, "max_tokens": 4}, system=system, temperature=0.5)
+        one.messages.create(**{**ask, "max_tokens": 4}, system=system)
         error = raises(anthropic.NotFoundError, one.messages.create, **{**ask, "model": "other"})
         assert error.body["error"]["type"] == "not_found_error", error.body
 
@@ -244,7 +248,7 @@ def langchain(server: Server) -> None:
 
     where = {"model": server.model, "base_url": server.v1, "api_key": "none", "max_retries": 0}
     for more in ({}, {"use_responses_api": True, "output_version": "responses/v1"}):
-        model = ChatOpenAI(**where, max_tokens=100, temperature=0, **more)
+        model = ChatOpenAI(**where, max_tokens=100, temperature=0, stream_usage=True, **more)
         asked = [HumanMessage("Paint the wall red.")]
         said = model.bind_tools([paint], tool_choice="required").invoke(asked)
         is_painted(said.tool_calls[0]["args"])
@@ -252,7 +256,7 @@ def langchain(server: Server) -> None:
         model.bind_tools([paint]).invoke([*asked, said, done])
         for method in ("json_schema", "function_calling"):
             assert model.with_structured_output(wall(), method=method).invoke("Paint.").colour
-        parts = list(model.stream("hi", stream_usage=True))
+        parts = list(model.stream("hi"))
         assert parts and sum(p.usage_metadata["output_tokens"] for p in parts if p.usage_metadata)
         assert len(model.batch(["hi", "hello"])) == 2
     model = ChatOpenAI(**where, max_tokens=4, logprobs=True, top_logprobs=2, n=2, seed=1)
@@ -357,11 +361,13 @@ def huggingface_hub(server: Server) -> None:
     from huggingface_hub import InferenceClient
 
     one = InferenceClient(base_url=server.v1, api_key="none")
-    said = one.chat_completion(ASKED, tools=[TOOL], tool_choice="required", max_tokens=200)
+    said = one.chat_completion(
+        ASKED, model=server.model, tools=[TOOL], tool_choice="required", max_tokens=200
+    )
     is_painted(said.choices[0].message.tool_calls[0].function.arguments)
-    assert list(one.chat_completion(ASKED, max_tokens=4, stream=True))
+    assert list(one.chat_completion(ASKED, model=server.model, max_tokens=4, stream=True))
     form = {"type": "json_schema", "json_schema": {"name": "wall", "schema": SCHEMA}}
-    bound = one.chat_completion(ASKED, response_format=form, max_tokens=60)
+    bound = one.chat_completion(ASKED, model=server.model, response_format=form, max_tokens=60)
     is_painted(bound.choices[0].message.content)
 
 
@@ -422,13 +428,12 @@ def dspy(server: Server) -> None:
         num_retries=0,
     )
     dspy.configure(lm=lm, adapter=dspy.JSONAdapter())
-    colour = Literal["red", "blue"]
 
     class Paint(dspy.Signature):
         """Say which colour is wanted."""
 
         wish: str = dspy.InputField()
-        colour: colour = dspy.OutputField()
+        colour: Literal["red", "blue"] = dspy.OutputField()
 
     assert dspy.Predict(Paint)(wish="Paint the wall red.").colour in COLOURS
 
