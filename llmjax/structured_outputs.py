@@ -35,6 +35,8 @@ class StructuredOutputs:
         structural_tag: `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`: free
             text, in which JSON of a schema follows each beginning.
         disable_any_whitespace: none between the tokens of JSON.
+        disable_additional_properties: objects of a schema `json` have the properties that it
+            lists and no others, unless it says so itself; see `structured/closing.py`.
         whitespace_pattern: a regular expression of what may be there; by default up to 8
             spaces, tabs and line breaks.
         or_calls: a grammar in Lark's syntax of the calls that may stand in its place.
@@ -52,6 +54,7 @@ class StructuredOutputs:
     grammar: str | None = None
     structural_tag: str | dict | None = None
     disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     or_calls: str | None = None
     after: Reasoning | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..structured import check_json, lark_json, lark_text
+from ..structured import check_json, closed, lark_json, lark_text
 from ..structured_outputs import StructuredOutputs
 from .syntaxes import Frame
 from .tools import Tool, ToolUse
@@ -64,7 +64,7 @@ def _call_rules(
 
 
 def checked(tool: Tool, use: ToolUse) -> dict[str, Any]:
-    """The schema of a function's arguments, which are an object always."""
+    """The schema of a function's arguments, which are an object, of those that it lists."""
     schema = {"type": "object", **tool.parameters}
     check_json(schema, f"tools[{use.offered.index(tool)}].function.parameters")
-    return schema
+    return closed(schema)

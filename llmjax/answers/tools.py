@@ -74,7 +74,6 @@ class ToolUse:
             raise _refuse("tool_choice", choice, _CHOICES)
         if isinstance(choice, str) and choice not in ("none", "auto", "required"):
             raise _refuse("tool_choice", choice, _CHOICES)
-        named = None if isinstance(choice, str) else _function_name(choice)
         if not offered:
             if choice in ("none", "auto"):
                 return None
@@ -84,16 +83,18 @@ class ToolUse:
             )
         if choice == "none":
             return None
-        if named is None:
-            return cls(str(choice), offered, offered, parallel)
-        chosen = tuple(tool for tool in offered if tool.name == named)
-        if not chosen:
-            names = ", ".join(tool.name for tool in offered)
-            raise _refuse("tool_choice.function.name", named, f"a function of tools ({names})")
-        return cls("function", offered, chosen, parallel=False)
+        if isinstance(choice, str):
+            return cls(choice, offered, offered, parallel)
+        if choice.get("type") == "allowed_tools":
+            mode, allowed = _allowed(choice, offered)
+            return cls(mode, offered, allowed, parallel)
+        return cls("function", offered, _chosen(choice, "tool_choice", offered), parallel=False)
 
 
-_CHOICES = '"none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
+_CHOICES = (
+    '"none", "auto", "required", {"type": "function", "function": {"name": ...}} or '
+    '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}'
+)
 
 
 def read_tools(value: Any) -> tuple[Tool, ...]:
@@ -139,14 +140,31 @@ def _read_tool(value: Any, path: str) -> Tool:
     return Tool(name, parameters or NO_PARAMETERS, description, bool(strict))
 
 
-def _function_name(choice: Any) -> str:
-    outer = _object(choice, "tool_choice", ("type", "function"))
+def _allowed(choice: Any, offered: tuple[Tool, ...]) -> tuple[str, tuple[Tool, ...]]:
+    """The mode, and those of the functions that may be called in it."""
+    path = "tool_choice.allowed_tools"
+    _object(choice, "tool_choice", ("type", "allowed_tools"))
+    inner = _object(choice.get("allowed_tools"), path, ("mode", "tools"))
+    mode, named = inner.get("mode"), inner.get("tools")
+    if mode not in ("auto", "required"):
+        raise _refuse(f"{path}.mode", mode, "auto, required")
+    if not isinstance(named, list) or not named:
+        raise _refuse(f"{path}.tools", named, "a list of at least one function")
+    found = [_chosen(one, f"{path}.tools[{i}]", offered) for i, one in enumerate(named)]
+    return mode, tuple(tool for tool in offered if (tool,) in found)
+
+
+def _chosen(choice: Any, path: str, offered: tuple[Tool, ...]) -> tuple[Tool, ...]:
+    """The one that is named."""
+    outer = _object(choice, path, ("type", "function"))
     if outer.get("type") != "function":
-        raise _refuse("tool_choice.type", outer.get("type"), '"function"')
-    function = _object(outer.get("function"), "tool_choice.function", ("name",))
-    if not isinstance(function.get("name"), str):
-        raise _refuse("tool_choice.function.name", function.get("name"), "a string")
-    return function["name"]
+        raise _refuse(f"{path}.type", outer.get("type"), '"function"')
+    name = _object(outer.get("function"), f"{path}.function", ("name",)).get("name")
+    chosen = tuple(tool for tool in offered if tool.name == name)
+    if not chosen:
+        names = ", ".join(tool.name for tool in offered)
+        raise _refuse(f"{path}.function.name", name, f"a function of tools ({names})")
+    return chosen
 
 
 def _object(value: Any, path: str, keys: tuple[str, ...]) -> Mapping[str, Any]:

@@ -30,6 +30,7 @@ from ..errors import InvalidRequestError
 from ..request import SamplingParams
 from ..structured_outputs import StructuredOutputs
 from ..tokenizer import Tokenizer
+from .closing import closed
 from .constraint import BadWords, Constraint, as_bits
 from .lark import WHITESPACE, after_reasoning, or_calls
 from .limits import check_choice, check_regex, check_schema, check_source, refuse
@@ -194,6 +195,8 @@ def _from_json(value: Any, wanted: StructuredOutputs, label: str) -> str:
     if not isinstance(value, dict):
         raise refuse(label, "allowed is a JSON schema that is an object, or true")
     check_schema(value, label)
+    if wanted.disable_additional_properties:
+        value = closed(value)
     if wanted.disable_any_whitespace:
         options: JsonCompileOptions = {"whitespace_flexible": False}
     else:

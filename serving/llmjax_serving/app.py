@@ -152,6 +152,7 @@ def routes() -> list[web.RouteDef]:
         web.post("/v1/chat/completions/render", tokens.render),
         web.post("/tokenize", tokens.tokenize),
         web.post("/detokenize", tokens.detokenize),
+        web.get("/tokenizer_info", tokens.tokenizer_info),
     ]
 
 

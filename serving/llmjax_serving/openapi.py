@@ -210,6 +210,13 @@ ANSWERS: dict[str, Schema] = {
     ),
     "Rendered": shape({"prompt": TEXT, "prompt_token_ids": listed(COUNT), "count": COUNT}),
     "Text": shape({"prompt": TEXT}),
+    "TokenizerInfo": shape(
+        {
+            **{name: nullable(TEXT) for name in ("bos_token", "eos_token", "chat_template")},
+            "model_max_length": COUNT,
+            "vocab_size": COUNT,
+        }
+    ),
     "PoolingUsage": shape({"prompt_tokens": COUNT, "total_tokens": COUNT}),
     "Embeddings": shape(
         {
@@ -376,6 +383,7 @@ PATHS: dict[str, dict[str, Schema]] = {
     },
     "/tokenize": {"post": operation("Text or messages to token ids", "Tokens", "TokenizeRequest")},
     "/detokenize": {"post": operation("Token ids to text", "Text", "DetokenizeRequest")},
+    "/tokenizer_info": {"get": operation("Special tokens and the chat template", "TokenizerInfo")},
     "/health": {"get": operation("Whether steps get done", "Status", security=[])},
     "/ready": {"get": operation("Whether a request would be taken", "Status", security=[])},
     "/ping": {"get": operation("As /health", "Status")},

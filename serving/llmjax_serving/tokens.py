@@ -1,4 +1,4 @@
-"""POST /tokenize, /detokenize and /v1/chat/completions/render."""
+"""POST /tokenize, /detokenize and /v1/chat/completions/render; GET /tokenizer_info."""
 
 from __future__ import annotations
 
@@ -54,6 +54,22 @@ async def detokenize(request: web.Request) -> web.Response:
         lambda: engine.tokenizer.decode(body.tokens, skip_special_tokens=False)
     )
     return web.json_response({"prompt": text})
+
+
+async def tokenizer_info(request: web.Request) -> web.Response:
+    """What a client needs beside /tokenize to make prompts itself; names as vLLM's."""
+    engine = request.app[STATE].ready()
+    tokenizer = engine.tokenizer
+    eos, bos = sorted(tokenizer.eos_token_ids), tokenizer.bos_token_id
+    return web.json_response(
+        {
+            "bos_token": None if bos is None else tokenizer.token_text(bos),
+            "eos_token": tokenizer.token_text(eos[0]) if eos else None,
+            "chat_template": tokenizer.chat_template,
+            "model_max_length": engine.max_model_len,
+            "vocab_size": tokenizer.vocab_size,
+        }
+    )
 
 
 def rendered(tokenizer: Tokenizer, prompt: ChatPrompt) -> str:

@@ -9,6 +9,11 @@ from llmjax.errors import InvalidRequestError
 
 F = {"type": "function", "function": {"name": "f", "description": "does"}}
 G = {"type": "function", "function": {"name": "g", "parameters": {"type": "object"}}}
+NAMED = {"type": "function", "function": {"name": "g"}}
+
+
+def allowing(mode, *tools):
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
 
 
 def function(**fields):
@@ -51,6 +56,14 @@ def test_tools_are_refused_by_name(tools, param):
         ({"type": "function", "function": {}}, "tool_choice.function.name"),
         ({"type": "function", "function": {"name": "h"}}, "tool_choice.function.name"),
         ({"type": "function", "name": "f"}, "tool_choice.name"),
+        ({"type": "allowed_tools"}, "tool_choice.allowed_tools"),
+        (allowing("any", NAMED), "tool_choice.allowed_tools.mode"),
+        (allowing("auto"), "tool_choice.allowed_tools.tools"),
+        (allowing("auto", {"type": "custom"}), "tool_choice.allowed_tools.tools[0].type"),
+        (
+            allowing("auto", NAMED, {"type": "function", "function": {"name": "h"}}),
+            "tool_choice.allowed_tools.tools[1].function.name",
+        ),
     ],
 )
 def test_choices_are_refused_by_name(choice, param):
@@ -61,7 +74,10 @@ def test_choices_are_refused_by_name(choice, param):
 
 def test_what_the_choices_mean():
     tools = read_tools([F, G])
-    named = {"type": "function", "function": {"name": "g"}}
+    named = NAMED
+    assert ToolUse.of(tools, allowing("auto", named)) == ToolUse("auto", tools, tools[1:], True)
+    required = ToolUse.of(tools, allowing("required", named, named), False)
+    assert required == ToolUse("required", tools, tools[1:], False)
     assert ToolUse.of(tools, None) == ToolUse("auto", tools, tools, True)
     assert ToolUse.of(tools, "required", False) == ToolUse("required", tools, tools, False)
     assert ToolUse.of(tools, named) == ToolUse("function", tools, tools[1:], False)

@@ -38,6 +38,7 @@ class ByteTokenizer:
 
     def __init__(self, adds_bos: bool = False):
         self.adds_bos = adds_bos
+        self.bos_token_id, self.eos_token_ids = (BOS if adds_bos else None), frozenset((EOS,))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         prefix = [BOS] if self.adds_bos and add_special_tokens else []

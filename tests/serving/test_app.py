@@ -203,6 +203,14 @@ async def test_tokenize_and_back():
         bad = await client.post("/detokenize", json={"tokens": [258]})
         assert bad.status == 400
         assert (await error_of(bad))["param"] == "tokens"
+        about = await (await client.get("/tokenizer_info")).json()
+        assert about == {
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "chat_template": "yes",
+            "model_max_length": 1000,
+            "vocab_size": 258,
+        }
 
 
 @run_async

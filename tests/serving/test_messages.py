@@ -122,7 +122,15 @@ async def test_what_came_before_reaches_the_template():
             "content": [
                 {"type": "thinking", "thinking": "hm", "signature": "s"},
                 {"type": "text", "text": "Let me look."},
-                {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Rome"}},
+                {
+                    "type": "tool_use",
+                    "id": "t1",
+                    "name": "weather",
+                    "input": {"city": "Rome"},
+                    # Null or so in what Anthropic's client was given, and sends back.
+                    "caller": {"type": "direct"},
+                    "toolset_name": None,
+                },
             ],
         },
         {

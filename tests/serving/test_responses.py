@@ -654,7 +654,7 @@ async def test_what_is_asked_for_reaches_the_engine():
                     "tools": [{"type": "function", "name": "f"}],
                 },
             },
-            "tool_choice.tools",
+            "tool_choice.tools[0].name",
         ),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"top_logprobs": 21, "include": LOGPROBS["include"]}, "top_logprobs"),

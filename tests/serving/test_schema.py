@@ -390,6 +390,8 @@ def test_what_an_output_must_be(parse, field, value, kind, wanted):
     asked = parse(**{field: value}).params.structured_outputs
     assert (asked.kind, asked.value) == (kind, wanted)
     assert asked.label.startswith(field)
+    # As OpenAI's strict mode asks for; elsewhere a schema means what it says.
+    assert asked.disable_additional_properties == ("json_schema" in value)
 
 
 @pytest.mark.parametrize("parse", [completion, chat])

@@ -235,9 +235,11 @@ async def test_a_conversation_goes_on_with_what_tools_said():
                 {
                     "id": "call_1",
                     "type": "function",
-                    "function": {"name": "now", "arguments": "{}"},
+                    # What OpenAI's client has parsed comes back with it.
+                    "function": {"name": "now", "arguments": "{}", "parsed_arguments": {}},
                 }
             ],
+            "parsed": None,
         }
         told = {"role": "tool", "tool_call_id": "call_1", "content": "noon"}
         status, _ = await post(client, messages=[USER, called, told], tools=TOOLS)

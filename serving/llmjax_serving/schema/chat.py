@@ -15,6 +15,7 @@ from . import tools
 from .fields import (
     Field,
     Parse,
+    anything,
     boolean,
     described,
     integer,
@@ -97,7 +98,7 @@ def tool_call(value: Any, path: str) -> dict[str, Any]:
     function = read(
         call["function"],
         {"name": Field(text, required=True), "arguments": Field(arguments, {})},
-        {},
+        {"parsed_arguments": anything},
         f"{path}.function.",
     )
     return {"id": call["id"], "type": "function", "function": function}
@@ -129,6 +130,8 @@ MESSAGE_NO_OPS: dict[str, Parse] = {
     "annotations": only([]),
     "audio": only(),
     "function_call": only(),
+    # What OpenAI's client has made of the content, and sends back with it.
+    "parsed": anything,
 }
 
 

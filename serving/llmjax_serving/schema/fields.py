@@ -113,6 +113,11 @@ def mapping(value: Any, path: str) -> dict[str, Any]:
     return value
 
 
+@described({})
+def anything(value: Any, path: str) -> Any:
+    return value
+
+
 @described({"type": "array"})
 def array(value: Any, path: str) -> list[Any]:
     if not isinstance(value, list):

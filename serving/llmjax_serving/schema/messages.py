@@ -48,15 +48,23 @@ def _text(block: Json, path: str) -> str:
     return read(block, {"text": Field(text, required=True)}, no_ops, f"{path}.")["text"]
 
 
+def _direct(value: Any, path: str) -> None:
+    """Who has called: the model itself, not a program of its own."""
+    read(mapping(value, path), {"type": Field(only("direct"), required=True)}, {}, f"{path}.")
+
+
 _TOOL_USE: dict[str, Field] = {
     "id": Field(text, required=True),
     "name": Field(text, required=True),
     "input": Field(mapping, required=True),
 }
+_CALLED: dict[str, Parse] = {"caller": _direct, "toolset_name": only()}
+"""What Anthropic's client says of a call when it sends it back."""
 _TOOL_RESULT: dict[str, Field] = {
     "tool_use_id": Field(text, required=True),
     "content": Field(text_blocks, ""),
 }
+_RESULT_NO_OPS: dict[str, Parse] = {"is_error": boolean, "toolset_name": only()}
 _THINKING: dict[str, Field] = {"thinking": Field(text, required=True)}
 
 
@@ -69,7 +77,7 @@ def _assistant(blocks: list[Json], path: str) -> list[Json]:
             case "text":
                 said["content"].append({"type": "text", "text": _text(block, where)})
             case "tool_use":
-                call = read(block, _TOOL_USE, _CACHE, f"{where}.")
+                call = read(block, _TOOL_USE, _CACHE | _CALLED, f"{where}.")
                 function = {"name": call["name"], "arguments": json.dumps(call["input"])}
                 calls.append({"id": call["id"], "type": "function", "function": function})
             case "thinking":
@@ -86,7 +94,7 @@ def _user(blocks: list[Json], path: str) -> list[Json]:
     for i, block in enumerate(blocks):
         where = f"{path}[{i}]"
         if block.get("type") == "tool_result":
-            result = read(block, _TOOL_RESULT, _CACHE | {"is_error": boolean}, f"{where}.")
+            result = read(block, _TOOL_RESULT, _CACHE | _RESULT_NO_OPS, f"{where}.")
             told = ("Error: " if block.get("is_error") else "") + result["content"]
             id = result["tool_use_id"]
             results.append({"role": "tool", "tool_call_id": id, "content": told})
@@ -142,6 +150,13 @@ _TOOL: dict[str, Field] = {
     "input_schema": Field(mapping, required=True),
     "strict": Field(boolean),
 }
+_TOOL_NO_OPS: dict[str, Parse] = {
+    "type": only("custom"),
+    "allowed_callers": only(["direct"]),
+    "defer_loading": only(False),
+    # Arguments come when they are complete, which is soon enough.
+    "eager_input_streaming": boolean,
+}
 
 
 @described({"type": "object", "required": ["name", "input_schema"]})
@@ -149,7 +164,7 @@ def tool(value: Any, path: str) -> Json:
     kind = mapping(value, path).get("type")
     if kind not in (None, "custom"):
         raise refuse(f"{path}.type", kind, "custom: this server runs no tools of its own")
-    given = read(value, _TOOL, _CACHE | {"type": only("custom")}, f"{path}.")
+    given = read(value, _TOOL, _CACHE | _TOOL_NO_OPS, f"{path}.")
     function = {"name": given["name"], "parameters": given["input_schema"]}
     for name in ("description", "strict"):
         if given[name] is not None:
@@ -237,9 +252,11 @@ NO_OPS: dict[str, Parse] = {
     "cache_control": mapping,
     "container": only(),
     "context_management": only(),
+    "diagnostics": only(),
     "inference_geo": only("global"),
     "mcp_servers": only([]),
     "service_tier": only("auto", "standard_only"),
+    "speed": only("standard"),
 }
 
 

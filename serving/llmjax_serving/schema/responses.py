@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from llmjax.errors import InvalidRequestError
@@ -110,8 +110,7 @@ def tool_choice(value: Any, path: str) -> ToolChoice:
         return ToolChoice(value, value)
     kind = mapping(value, path).get("type")
     if kind == "function":
-        named = {"type": "function", "function": {"name": _named(value, path)}}
-        return ToolChoice(value, named)
+        return ToolChoice(value, _function(_named(value, path)))
     if kind != "allowed_tools":
         raise refuse(f"{path}.type", kind, CHOICES)
     allowed = read(value, _ALLOWED, {"type": text}, f"{path}.")
@@ -119,19 +118,23 @@ def tool_choice(value: Any, path: str) -> ToolChoice:
         raise refuse(f"{path}.mode", allowed["mode"], "auto, required")
     if not allowed["tools"]:
         raise refuse(f"{path}.tools", [], "at least one function")
-    return ToolChoice(value, allowed["mode"], frozenset(allowed["tools"]))
+    tools = [_function(name) for name in allowed["tools"]]
+    inner = {"mode": allowed["mode"], "tools": tools}
+    return ToolChoice(value, {"type": "allowed_tools", "allowed_tools": inner})
+
+
+def _function(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
 
 
 @dataclass(frozen=True)
 class ToolChoice:
     """Attributes:
     asked, chat: as this API and as chat completions have it.
-    allowed: the only functions that may be called.
     """
 
     asked: Any
     chat: Any
-    allowed: frozenset[str] | None = None
 
 
 _REASONING: dict[str, Field] = {"effort": Field(reasoning_effort)}
@@ -252,7 +255,6 @@ class ResponseRequest:
     instructions: the system message, of this request only.
     echo: what the answer repeats.
     chat: the body of a chat completion, all but the messages.
-    allowed: the only functions that may be called.
     """
 
     items: list[Item]
@@ -263,7 +265,6 @@ class ResponseRequest:
     instructions: str | None
     echo: dict[str, Any]
     chat: dict[str, Any]
-    allowed: frozenset[str] | None
 
 
 def parse_response(body: dict[str, Any]) -> ResponseRequest:
@@ -302,7 +303,6 @@ def parse_response(body: dict[str, Any]) -> ResponseRequest:
         instructions=values["instructions"],
         echo=_echo(values, choice),
         chat=chat,
-        allowed=choice.allowed,
     )
 
 
@@ -344,20 +344,14 @@ def chat_request(
     """
     told = messages(conversation, request.instructions)
     with naming_fields():
-        chat = parse_chat(request.chat | {"messages": told}, limits)
-    if request.allowed is None or chat.tools is None:
-        return chat
-    tools = tuple(tool for tool in chat.tools.tools if tool.name in request.allowed)
-    unknown = request.allowed - {tool.name for tool in tools}
-    if unknown:
-        raise refuse("tool_choice.tools", sorted(unknown), "functions of tools")
-    return replace(chat, tools=replace(chat.tools, tools=tools))
+        return parse_chat(request.chat | {"messages": told}, limits)
 
 
 _OTHER_NAMES = (
     (re.compile(r"\bresponse_format(\.json_schema)?\b"), "text.format"),
     (re.compile(r"\bmax_(completion_)?tokens\b"), "max_output_tokens"),
     (re.compile(r"\breasoning_effort\b"), "reasoning.effort"),
+    (re.compile(r"\btool_choice\.allowed_tools\b"), "tool_choice"),
     (re.compile(r"\b(tools\[\d+\]|tool_choice)\.function\b"), r"\1"),
 )
 

@@ -149,8 +149,11 @@ COMMON: dict[str, Field] = {
 NO_OPS: dict[str, Parse] = {
     # OpenAI: hints and labels that need no answer.
     "metadata": mapping,
+    "moderation": only(),
     "safety_identifier": text,
     "prompt_cache_key": text,
+    "prompt_cache_options": only(),
+    "prompt_cache_retention": only("in_memory"),
     "service_tier": only("auto", "default"),
     "store": only(False),
     # vLLM: features that are off at these values.

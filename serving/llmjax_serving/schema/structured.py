@@ -54,6 +54,7 @@ _STRUCTURED: dict[str, Field] = {
     "grammar": Field(text),
     "structural_tag": Field(json_or_text),
     "disable_any_whitespace": Field(boolean, False),
+    "disable_additional_properties": Field(boolean, False),
     "whitespace_pattern": Field(text),
 }
 
@@ -86,7 +87,8 @@ def response_format(value: Any, path: str) -> StructuredOutputs | None:
         return StructuredOutputs(structural_tag=values, asked_as=path)
     path = f"{path}.json_schema"
     schema = read(values["json_schema"], _JSON_SCHEMA, _JSON_SCHEMA_NO_OPS, f"{path}.")["schema"]
-    return StructuredOutputs(json=schema, asked_as=f"{path}.schema")
+    asked_as = f"{path}.schema"
+    return StructuredOutputs(json=schema, disable_additional_properties=True, asked_as=asked_as)
 
 
 @described(object_schema(_STRUCTURED, _STRUCTURED_NO_OPS))
