@@ -34,6 +34,7 @@ from ..tokenizer import Tokenizer
 from .constraint import BadWords, Constraint, as_bits
 from .lark import WHITESPACE, after_reasoning, or_calls
 from .limits import check_choice, check_regex, check_schema, check_source, refuse
+from .thinking import ThinkingBudget
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -50,11 +51,13 @@ class Rules:
     matcher: LLMatcher | None
     allowed: Int[np.ndarray, " W"] | None
     bad_words: BadWords
+    thinking: ThinkingBudget | None = None
 
     def start(self) -> Constraint:
         """Those of one sequence, before its first token."""
         matcher = self.matcher and self.matcher.deep_copy()
-        return Constraint(matcher, self.allowed, self.bad_words)
+        thinking = None if self.thinking is None else self.thinking.start()
+        return Constraint(matcher, self.allowed, self.bad_words, thinking)
 
 
 class GrammarCompiler:
@@ -95,7 +98,27 @@ class GrammarCompiler:
     def _rules(self, params: SamplingParams, matcher: LLMatcher | None) -> Rules:
         allowed, words = params.allowed_token_ids, mask_words(self._vocab_size)
         bits = as_bits(allowed, words) if allowed is not None else None
-        return Rules(matcher, bits, self._bad_words(params.bad_words or ()))
+        bad_words = self._bad_words(params.bad_words or ())
+        return Rules(matcher, bits, bad_words, self._thinking(params))
+
+    def _thinking(self, params: SamplingParams) -> ThinkingBudget | None:
+        tokens, tags = params.thinking_token_budget, params.reasoning
+        if tokens is None:
+            return None
+        if tags is None:
+            raise refuse(
+                "thinking_token_budget",
+                "allowed in chats with a model whose reasoning can be told from its answer",
+            )
+        budget = ThinkingBudget(tags, tokens, self._tokenizer)
+        allowed = params.allowed_token_ids
+        if allowed is not None and not set(budget.end_ids) <= set(allowed):
+            raise refuse(
+                "allowed_token_ids",
+                f"without {tags.end} a reasoning cannot end at its thinking_token_budget; allowed "
+                f"are ids with {budget.end_ids} among them",
+            )
+        return budget
 
     def _bad_words(self, words: Iterable[str]) -> BadWords:
         """As vLLM's: a word alone, and behind a space where that makes it one token more."""

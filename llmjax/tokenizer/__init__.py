@@ -1,6 +1,6 @@
 """Text to token ids and back, chat templates, incremental detokenisation."""
 
-from .chat import compile_template
+from .chat import compile_template, template_variables
 from .detokenizer import IncrementalDetokenizer
 from .from_folder import tokenizer_from_folder
 from .from_gguf import tokenizer_from_gguf
@@ -10,6 +10,7 @@ __all__ = [
     "IncrementalDetokenizer",
     "Tokenizer",
     "compile_template",
+    "template_variables",
     "tokenizer_from_folder",
     "tokenizer_from_gguf",
 ]

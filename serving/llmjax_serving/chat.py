@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -18,8 +19,9 @@ from .body import read_json
 from .formatter import ChoicesFormatter, JsonObject, new_id
 from .generation import Job, run
 from .logprobs import chat_logprobs, prompt_logprobs
-from .prompts import encode_chat, fit, fit_beam, truncated
+from .prompts import encode_chat, fit, fit_beam, must_be_cut_short, truncated
 from .schema.chat import ChatRequest, parse_chat
+from .schema.fields import refuse
 from .schema.sampling import check_model
 from .sse import respond
 from .state import STATE
@@ -165,10 +167,16 @@ def make_job(
         request.params, len(token_ids), max_model_len, default_max_tokens=None, param="messages"
     )
     names = config.tool_call_parser, config.reasoning_parser
-    form = ChatFormat.of(*names, prompt.template or tokenizer.tool_template)
+    template = prompt.template or tokenizer.tool_template or ""
+    form = ChatFormat.of(*names, template)
+    budget = params.thinking_token_budget
+    if budget is None and form.tags is not None and must_be_cut_short(prompt, template):
+        params = replace(params, thinking_token_budget=0)
     begun = prompt.messages[-1]["content"] if prompt.continue_final_message else None
     params, plan = plan_answer(form, request.tools, params, tokenizer, token_ids, begun)
     beam = fit_beam(request.beam, params)
+    if beam is not None and params.thinking_token_budget is not None:
+        raise refuse("thinking_token_budget", params.thinking_token_budget, "none in a beam search")
     return Job(answer_id, token_ids, params, request.options, beam=beam), plan
 
 

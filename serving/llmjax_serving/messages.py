@@ -19,7 +19,7 @@ from .errors import ApiError
 from .formatter import Formatter, JsonObject, new_id
 from .generation import Job, run
 from .prompts import encode_chat
-from .schema.messages import parse_count, parse_messages
+from .schema.messages import naming_fields, parse_count, parse_messages
 from .schema.sampling import check_model
 from .sse import respond
 from .state import STATE
@@ -171,7 +171,8 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     check_model(body.model, state.model_name)
     answer_id = new_id("msg")
     args = (answer_id, body, engine.tokenizer, engine.max_model_len, engine.config.model)
-    job, plan = await state.in_thread(make_job, *args)
+    with naming_fields():
+        job, plan = await state.in_thread(make_job, *args)
     formatter = MessagesFormatter(answer_id, state.model_name, job, plan)
     outputs = run(engine, [job], engine.metrics, arrival, meter_of(request))
     return await respond(request, outputs, formatter, stream=body.stream, num_prompts=1)

@@ -168,7 +168,12 @@ async def test_why_it_ends():
         ("tools", [{"type": "web_search_20250305", "name": "web_search"}]),
         ("tool_choice", {"type": "tool"}),
         ("tool_choice", {"type": "some"}),
-        ("thinking", {"type": "enabled", "budget_tokens": 1024}),
+        ("thinking", {"type": "enabled"}),
+        ("thinking", {"type": "enabled", "budget_tokens": 0}),
+        ("thinking", {"type": "enabled", "budget_tokens": 50}),
+        ("thinking", {"type": "enabled", "budget_tokens": 20}),
+        ("thinking", {"type": "adaptive", "budget_tokens": 20}),
+        ("thinking", {"type": "much"}),
         ("system", [{"type": "image"}]),
         ("metadata", {"who": "me"}),
         ("stream", "yes"),
@@ -184,6 +189,26 @@ async def test_what_is_refused(field, value):
         assert body["error"]["type"] == "invalid_request_error"
         assert field in body["error"]["message"]
         assert (await post(client))[0] == 200
+
+
+@run_async
+async def test_a_budget_of_thinking():
+    double = engine(*SAID, template="</think> {{ thinking }}")
+    asked = {"type": "enabled", "budget_tokens": 20}
+    async with client_of(double) as client:
+        status, body = await post(client, thinking=asked)
+        assert status == 200, body
+        counted = await post(client, url=f"{URL}/count_tokens", thinking=asked)
+        await post(client, thinking={"type": "disabled"})
+        await post(client, thinking={"type": "adaptive"})
+        double.tokenizer.tool_template = "no tags"
+        status, body = await post(client, thinking=asked)
+    assert status == 400 and "thinking.budget_tokens is 20" in body["error"]["message"]
+    prompts = [bytes(ids).decode() for ids, _ in double.seen]
+    assert "thinking=True" in prompts[0] and "thinking=False" in prompts[1]
+    assert "thinking=" not in prompts[2]
+    assert counted == (200, {"input_tokens": len(prompts[0])})
+    assert [p.thinking_token_budget for _, p in double.seen] == [20, None, None]
 
 
 @run_async

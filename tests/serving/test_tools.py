@@ -183,15 +183,41 @@ async def test_an_answer_is_of_its_format_or_a_call():
 
 @run_async
 async def test_templates_are_told_how_long_to_think():
-    double = engine("a", template="reasoning_effort enable_thinking")
+    double = engine("a", template="{{ reasoning_effort }}{{ enable_thinking }}")
     async with client_of(double) as client:
         await post(client, reasoning_effort="low")
-        double.tokenizer.tool_template = "enable_thinking"
+        double.tokenizer.tool_template = "{{ enable_thinking }}"
         await post(client, reasoning_effort="none")
         await post(client, reasoning_effort="none", chat_template_kwargs={"enable_thinking": True})
     prompts = [bytes(ids).decode() for ids, _ in double.seen]
     assert "reasoning_effort=low" in prompts[0]
     assert "enable_thinking=False" in prompts[1] and "enable_thinking=True" in prompts[2]
+
+
+@run_async
+async def test_who_thinks_may_be_bounded():
+    double = engine("<think>Hm.</think>4", template="</think> {{ thinking }}")
+    async with client_of(double) as client:
+        status, body = await post(client, thinking_token_budget=5)
+        assert status == 200 and body["choices"][0]["message"]["reasoning"] == "Hm."
+        await post(client, reasoning_effort="none")
+        double.tokenizer.tool_template = "</think>"
+        await post(client, reasoning_effort="none")
+        await post(client, reasoning_effort="none", thinking_token_budget=9)
+        beam = {"use_beam_search": True, "n": 2, "temperature": 0}
+        for fields in ({"thinking_token_budget": 0}, {"reasoning_effort": "none"}):
+            status, body = await post(client, **beam, **fields)
+            assert (status, body["error"]["param"]) == (400, "thinking_token_budget")
+        double.tokenizer.tool_template = "no tags"
+        await post(client, reasoning_effort="none")
+        status, body = await post(client, thinking_token_budget=5)
+        assert (status, body["error"]["param"]) == (400, "thinking_token_budget")
+        assert "--reasoning-parser" in body["error"]["message"]
+    asked = [(p.thinking_token_budget, p.reasoning) for _, p in double.seen]
+    assert asked[0] == (5, ("<think>", "</think>", False))
+    # Turned off by the template's own switch, or by a budget of nothing, where it thinks at all.
+    assert b"thinking=False" in bytes(double.seen[1][0])
+    assert [budget for budget, _ in asked[1:]] == [None, 0, 9, None]
 
 
 @run_async
