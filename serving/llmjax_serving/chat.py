@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from llmjax.answers import AnswerPlan, ChatFormat, plan_answer
 from llmjax.config import ModelConfig
-from llmjax.message import ChatMessage
+from llmjax.message import ChatMessage, ToolCall
 from llmjax.output import CompletionOutput, RequestOutput
 
 from .accounts import meter_of
@@ -96,8 +97,9 @@ class ChatFormatter(ChoicesFormatter):
         if news.reasoning and self._reasons:
             delta |= reasoning_fields(news.reasoning)
         if news.tool_calls:
-            calls = enumerate(news.tool_calls, num_before)
-            delta["tool_calls"] = [{"index": index, **call.as_dict()} for index, call in calls]
+            begun = accumulate((call.begins for call in news.tool_calls), initial=num_before - 1)
+            calls = zip(islice(begun, 1, None), news.tool_calls, strict=True)
+            delta["tool_calls"] = [{"index": index, **call_piece(call)} for index, call in calls]
         return delta
 
     @property
@@ -141,6 +143,11 @@ class ChatFormatter(ChoicesFormatter):
         if not self._request.return_token_ids:
             return {}
         return {"prompt_token_ids": self._job.token_ids}
+
+
+def call_piece(call: ToolCall) -> JsonObject:
+    """Whose call it is stands in the first piece alone."""
+    return call.as_dict() if call.begins else {"function": {"arguments": call.arguments}}
 
 
 def reasoning_fields(text: str | None) -> JsonObject:

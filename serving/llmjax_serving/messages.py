@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from llmjax.answers import AnswerPlan
-from llmjax.message import ChatMessage
+from llmjax.message import ChatMessage, ToolCall
 from llmjax.output import CompletionOutput, RequestOutput
 
 from .accounts import meter_of
@@ -69,7 +69,7 @@ class MessagesFormatter(Formatter):
                 "type": "tool_use",
                 "id": call.id,
                 "name": call.name,
-                "input": json.loads(call.arguments),
+                "input": json.loads(call.arguments) if call.ends else {},
             }
             for call in said.tool_calls
         ]
@@ -85,17 +85,17 @@ class MessagesFormatter(Formatter):
         events: list[JsonObject] = []
         for choice in output.outputs:
             said = self._read(choice)
+            going_on = [call for call in said.tool_calls if not call.begins]
+            for call in going_on:
+                events += self._in_tool_use(call)
             if said.reasoning:
                 delta = {"type": "thinking_delta", "thinking": said.reasoning}
                 events += self._in_block("thinking", {"thinking": "", "signature": ""}, delta)
             if said.content:
                 delta = {"type": "text_delta", "text": said.content}
                 events += self._in_block("text", {"text": ""}, delta)
-            for call in said.tool_calls:
-                events += self._close()
-                empty = {"id": call.id, "name": call.name, "input": {}}
-                delta = {"type": "input_json_delta", "partial_json": call.arguments}
-                events += self._in_block("tool_use", empty, delta)
+            for call in said.tool_calls[len(going_on) :]:
+                events += [*self._close(), *self._in_tool_use(call)]
         return events
 
     def end(self) -> list[JsonObject]:
@@ -121,6 +121,11 @@ class MessagesFormatter(Formatter):
         if delta is not None:
             events.append({"type": "content_block_delta", "index": self._index, "delta": delta})
         return events
+
+    def _in_tool_use(self, call: ToolCall) -> list[JsonObject]:
+        empty = {"id": call.id, "name": call.name, "input": {}}
+        delta = {"type": "input_json_delta", "partial_json": call.arguments}
+        return self._in_block("tool_use", empty, delta)
 
     def _close(self) -> list[JsonObject]:
         if not self._open:

@@ -113,6 +113,28 @@ async def test_thoughts_text_and_tools_in_whatever_pieces():
 
 
 @run_async
+async def test_a_call_that_is_cut_off():
+    said = SAID[: SAID.index("îmes")]
+    double = engine(*said)
+    double.ends = "length"
+    async with client_of(double) as client:
+        _, body = await post(client, tools=TOOLS, max_tokens=500)
+        told = await stream(client, tools=TOOLS)
+    *_, block = body["content"]
+    assert (block["type"], block["name"], block["input"]) == ("tool_use", "weather", {})
+    assert body["stop_reason"] == "max_tokens"
+    deltas = [e["delta"] for e in told if e["type"] == "content_block_delta"]
+    pieces = [d["partial_json"] for d in deltas if d["type"] == "input_json_delta"]
+    assert "".join(pieces) == '{"city": "N' and len(pieces) > 3
+    assert [e["type"] for e in told[-3:]] == ["content_block_stop", "message_delta", "message_stop"]
+    # What goes on behind a call that went wrong is text, in a block of its own.
+    async with client_of(engine(*said, 'x", NaN}')) as client:
+        told = await stream(client, tools=TOOLS)
+    blocks = [e["content_block"]["type"] for e in told if e["type"] == "content_block_start"]
+    assert blocks == ["thinking", "text", "tool_use", "text"]
+
+
+@run_async
 async def test_what_came_before_reaches_the_template():
     double = engine("ok")
     turns = [

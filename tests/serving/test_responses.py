@@ -232,6 +232,8 @@ async def test_events_of_a_plain_text():
         (SAID, {"tools": TOOLS, "parallel_tool_calls": False}),
         (SAID[:-20], {"tools": TOOLS}),
         (SAID[:60], {"tools": TOOLS}),
+        (SAID[: SAID.index("îmes")], {"tools": TOOLS}),
+        (SAID.replace('"Nîmes"', "NaN"), {"tools": TOOLS}),
         (SAID[SAID.index("<tool") :], {"tools": TOOLS}),
         ("<think>Well,", {}),
         ("<think>Well</think>Hi", LOGPROBS),

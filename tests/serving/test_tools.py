@@ -70,8 +70,11 @@ async def test_a_stream_is_the_same_in_whatever_pieces():
         assert calls(choice.message) == CALLS
         assert choice.finish_reason == "tool_calls"
         deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-        indices = [c["index"] for delta in deltas for c in delta.get("tool_calls", [])]
-        assert indices == [0, 1]
+        pieces = [c for delta in deltas for c in delta.get("tool_calls", [])]
+        assert [piece["index"] for piece in pieces if "id" in piece] == [0, 1]
+        assert sorted(pieces, key=lambda piece: piece["index"]) == pieces
+        assert all({*piece} == {"index", "function"} for piece in pieces if "id" not in piece)
+        assert len(pieces) > 2 or size == len(SAID)
 
 
 @run_async
@@ -85,6 +88,29 @@ async def test_only_a_call_has_no_content():
     choice = cut["choices"][0]
     assert choice["finish_reason"] == "length" and "tool_calls" not in choice["message"]
     assert choice["message"]["content"].startswith("<tool_call>")
+
+
+@run_async
+async def test_a_call_that_is_cut_off_is_one():
+    said = SAID[SAID.index("<tool_call>") :]
+    most = said.index("îmes")
+    async with client_of(engine(*said)) as client:
+        _, body = await post(client, tools=TOOLS, max_tokens=most)
+        chunks = await stream(client, tools=TOOLS, max_tokens=most)
+    (choice,) = body["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "length" and choice["message"]["content"] is None
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "N'}
+    state = ChatCompletionStreamState()
+    for chunk in chunks:
+        state.handle_chunk(ChatCompletionChunk.model_validate(chunk, strict=True))
+    snapshot = state.current_completion_snapshot.choices[0]
+    assert snapshot.message.tool_calls[0].function.arguments == '{"city": "N'
+    assert snapshot.finish_reason == "length"
+    # What goes wrong by itself is not said to be a call that can be made.
+    async with client_of(engine(said[:most])) as client:
+        _, body = await post(client, tools=TOOLS)
+    assert body["choices"][0]["finish_reason"] == "stop"
 
 
 @run_async

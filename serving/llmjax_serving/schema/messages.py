@@ -273,11 +273,13 @@ def parse_messages(body: Json, limits: Limits) -> ChatRequest:
     budget = values["thinking"].get("thinking_token_budget", 0)
     if budget >= most:
         raise refuse("thinking.budget_tokens", budget, f"less than max_tokens ({most})")
-    names = {"stop_sequences": "stop", "metadata": None, **dict.fromkeys(PROMPT)}
-    optional = {names.get(name, name): values[name] for name in FIELDS if values[name] is not None}
-    optional.pop(None, None)
+    names = {"stop_sequences": "stop"}
+    alike = [name for name in FIELDS if name not in PROMPT and name != "metadata"]
+    optional = {names.get(name, name): values[name] for name in alike if values[name] is not None}
     user = read(values["metadata"], {"user_id": Field(text)}, {}, "metadata.")["user_id"]
-    return _chat(values, limits, **optional, **({"user": user} if user else {}))
+    if user:
+        optional["user"] = user
+    return _chat(values, limits, **optional)
 
 
 def parse_count(body: Json, limits: Limits) -> ChatRequest:
