@@ -247,7 +247,8 @@ class Request:
         kv_key: what keys and values depend on beside tokens and positions: requests share
             pages where it is the same.
         engine: the number of the replica that runs it.
-        has_begun: a step has been dispatched that computes some of it.
+        began: when the first step was dispatched that computes some of it (`time.monotonic`);
+            0 before that.
     """
 
     id: str
@@ -259,7 +260,7 @@ class Request:
     engine: int = 0
     rules: Rules | None = None
     arrival_time: float = field(default_factory=time.monotonic)
-    has_begun: bool = False
+    began: float = 0.0
 
 
 class FinishReason(StrEnum):

@@ -179,7 +179,7 @@ class AsyncEngine:
                 output.request_id = request_id
                 finished = output.finished
                 if output.error is not None:
-                    if on_cut is not None and request.has_begun:
+                    if on_cut is not None and request.began:
                         on_cut(output)
                     raise output.error
                 if output.outputs:
@@ -187,7 +187,7 @@ class AsyncEngine:
         finally:
             del self._streams[key]
             if not finished:
-                if on_cut is not None and request.has_begun:
+                if on_cut is not None and request.began:
                     with self._processor_lock:
                         on_cut(self._processor.output(key, delta=True))
                 self._send(key)

@@ -349,7 +349,7 @@ class Engine:
         self.metrics.prefill_tokens.inc(plan.num_tokens - plan.num_decodes)
         now = time.monotonic()
         for chunk in plan.admitted:
-            chunk.seq.request.has_begun = True
+            chunk.seq.request.began = chunk.seq.request.began or now
             if not chunk.seq.started:
                 chunk.seq.started = now
                 self.metrics.queue_time.observe(now - chunk.seq.request.arrival_time)

@@ -23,6 +23,7 @@ from . import (
     pages,
     responses,
     tokens,
+    tracing,
 )
 from .auth import add_cors_headers, auth_middleware, cors_middleware
 from .delivery import body_middleware, delivery_middleware
@@ -39,7 +40,7 @@ OPEN = frozenset({"/health", "/ready", *pages.PAGES})
 
 
 def make_app(state: ServerState) -> web.Application:
-    """Raises ConfigError where the keys cannot be read."""
+    """Raises ConfigError where the keys cannot be read, or spans cannot be sent."""
     config = state.config
     keys = KeyRing(config.api_key, config.api_key_file)
     app = web.Application(
@@ -58,6 +59,9 @@ def make_app(state: ServerState) -> web.Application:
     app[STATE] = state
     app[dashboard.SNAPSHOTS] = dashboard.Snapshots()
     app[accounts.LIMITER] = Limiter()
+    if (spans := tracing.make_spans(config, state.model_name)) is not None:
+        app[tracing.SPANS] = spans
+        app.cleanup_ctx.append(tracing.export_spans)
     app.on_response_prepare.append(add_request_id)
     if config.files_dir is not None:
         keep_files(app, Path(config.files_dir))

@@ -26,6 +26,7 @@ from .schema.fields import refuse
 from .schema.sampling import check_model
 from .sse import respond
 from .state import STATE
+from .tracing import trace_of
 
 if TYPE_CHECKING:
     from llmjax.tokenizer import Tokenizer
@@ -198,5 +199,6 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
         make_job, answer_id, body, tokenizer, engine.max_model_len, config
     )
     formatter = ChatFormatter(answer_id, state.model_name, body, job, plan, tokenizer)
-    outputs = run(engine, [job], engine.metrics, arrival, meter_of(request))
+    meter, trace = meter_of(request), trace_of(request)
+    outputs = run(engine, [job], engine.metrics, arrival, meter, trace)
     return await respond(request, outputs, formatter, stream=body.stream, num_prompts=1)

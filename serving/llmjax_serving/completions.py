@@ -23,6 +23,7 @@ from .schema.completion import DEFAULT_MAX_TOKENS, CompletionRequest, parse_comp
 from .schema.sampling import check_model
 from .sse import respond
 from .state import STATE
+from .tracing import trace_of
 
 if TYPE_CHECKING:
     from llmjax.tokenizer import Tokenizer
@@ -166,7 +167,8 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     answer_id = new_id("cmpl", body.request_id)
     jobs = await state.in_thread(make_jobs, answer_id, body, engine.tokenizer, engine.max_model_len)
     formatter = CompletionFormatter(answer_id, state.model_name, body, jobs, engine.tokenizer)
-    outputs = run(engine, jobs, engine.metrics, arrival, meter_of(request))
+    meter, trace = meter_of(request), trace_of(request)
+    outputs = run(engine, jobs, engine.metrics, arrival, meter, trace)
     if body.echo_only:
         outputs = prompt_only(outputs)
     return await respond(request, outputs, formatter, stream=body.stream, num_prompts=len(jobs))

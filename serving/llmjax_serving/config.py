@@ -38,6 +38,8 @@ class ServerConfig:
             a thread busy for as long as it likes.
         log_stats_interval: seconds between two log lines about throughput, queue and pages, while
             there is work; 0 is none.
+        otlp_traces_endpoint: where OpenTelemetry spans of requests are sent to; by default there
+            are none. It takes llmjax[otel].
         max_stored_responses: answers of /v1/responses that clients can come back to; those least
             recently used are forgotten first.
     """
@@ -59,6 +61,7 @@ class ServerConfig:
     metrics_alias: str | None = None
     trust_request_chat_template: bool = False
     log_stats_interval: float = 10.0
+    otlp_traces_endpoint: str | None = None
     max_stored_responses: int = 1000
 
     @property

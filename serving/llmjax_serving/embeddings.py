@@ -27,6 +27,7 @@ from .schema.pooling import (
 )
 from .schema.sampling import Limits, check_model
 from .state import STATE, ServerState
+from .tracing import trace_of
 
 if TYPE_CHECKING:
     from llmjax.engine.pooling_inputs import InputMaker, Plan
@@ -53,13 +54,14 @@ async def respond(
     make_body: Callable[[R, Sequence[Any]], JsonObject],
 ) -> web.Response:
     """The way that all of them go: read, tokenise, compute, answer."""
-    state = request.app[STATE]
+    state, arrival = request.app[STATE], time.monotonic()
     engine = state.pooling_engine()
     body = parse(await read_json(request), state.limits)
     check_model(body.model, state.model_name)
     plan = await state.in_thread(make_plan, engine.inputs, body)
     vectors = await engine.run(plan.inputs)
     meter_of(request).charge(plan.num_tokens, 0, 0)
+    trace_of(request).pooled(plan.num_tokens, arrival)
     text = await state.in_thread(partial(answer, state, plan, vectors, make_body, body))
     return web.json_response(text=text)
 

@@ -23,6 +23,7 @@ from .schema.messages import naming_fields, parse_count, parse_messages
 from .schema.sampling import check_model
 from .sse import respond
 from .state import STATE
+from .tracing import trace_of
 
 _ERROR_TYPES = {
     400: "invalid_request_error",
@@ -179,7 +180,8 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     with naming_fields():
         job, plan = await state.in_thread(make_job, *args)
     formatter = MessagesFormatter(answer_id, state.model_name, job, plan)
-    outputs = run(engine, [job], engine.metrics, arrival, meter_of(request))
+    meter, trace = meter_of(request), trace_of(request)
+    outputs = run(engine, [job], engine.metrics, arrival, meter, trace)
     return await respond(request, outputs, formatter, stream=body.stream, num_prompts=1)
 
 

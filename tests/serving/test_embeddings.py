@@ -58,8 +58,10 @@ def scorer() -> Iterator[PoolingEngine]:
 
 
 @asynccontextmanager
-async def served(engine: PoolingEngine) -> AsyncIterator[TestClient]:
-    state = ServerState(MODEL, ServerConfig(), pooling=engine)
+async def served(
+    engine: PoolingEngine, config: ServerConfig | None = None
+) -> AsyncIterator[TestClient]:
+    state = ServerState(MODEL, config or ServerConfig(), pooling=engine)
     server = TestServer(make_app(state), handler_cancellation=True)
     async with TestClient(server) as client:
         client.state = state  # type: ignore[attr-defined]
