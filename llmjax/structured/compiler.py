@@ -32,6 +32,7 @@ from ..sampling import mask_words
 from ..structured_outputs import StructuredOutputs
 from ..tokenizer import Tokenizer
 from .constraint import BadWords, Constraint, as_bits
+from .formats import without_unknown_formats
 from .lark import WHITESPACE, after_reasoning, or_calls
 from .limits import check_choice, check_regex, check_schema, check_source, refuse
 from .thinking import ThinkingBudget
@@ -220,7 +221,8 @@ def _from_json(value: Any, wanted: StructuredOutputs, label: str) -> str:
         pattern = wanted.whitespace_pattern or WHITESPACE
         check_regex(pattern, "whitespace_pattern")
         options = {"whitespace_pattern": pattern}
-    return LLMatcher.grammar_from_json_schema(json.dumps(value), overrides=options)
+    schema = json.dumps(without_unknown_formats(value))
+    return LLMatcher.grammar_from_json_schema(schema, overrides=options)
 
 
 def _from_json_object(value: Any, wanted: StructuredOutputs, label: str) -> str:
@@ -263,9 +265,8 @@ def _from_structural_tag(value: Any, wanted: StructuredOutputs, label: str) -> s
         if trigger is None:
             raise refuse(label, f"no trigger begins {one['begin']!r}")
         check_schema(one["schema"], label)
-        tags.append(
-            StructTag(trigger=trigger, begin=one["begin"], grammar=one["schema"], end=one["end"])
-        )
+        schema = without_unknown_formats(one["schema"])
+        tags.append(StructTag(trigger=trigger, begin=one["begin"], grammar=schema, end=one["end"]))
     return StructTag.to_grammar(tags, assume_special=False)
 
 

@@ -26,6 +26,7 @@ from . import (
     tracing,
 )
 from .auth import add_cors_headers, auth_middleware, cors_middleware
+from .body_budget import BUDGET, BodyBudget
 from .delivery import body_middleware, delivery_middleware
 from .errors import error_middleware
 from .keys import KeyRing
@@ -43,6 +44,7 @@ def make_app(state: ServerState) -> web.Application:
     """Raises ConfigError where the keys cannot be read, or spans cannot be sent."""
     config = state.config
     keys = KeyRing(config.api_key, config.api_key_file)
+    budget = BodyBudget(config.max_body_bytes, config.max_total_body_bytes)
     app = web.Application(
         client_max_size=config.max_body_bytes,
         middlewares=[
@@ -53,10 +55,11 @@ def make_app(state: ServerState) -> web.Application:
             auth_middleware(keys, OPEN),
             active_middleware,
             accounts.account_middleware,
-            body_middleware(config.client_timeout),
+            body_middleware(config.client_timeout, budget),
         ],
     )
     app[STATE] = state
+    app[BUDGET] = budget
     app[dashboard.SNAPSHOTS] = dashboard.Snapshots()
     app[accounts.LIMITER] = Limiter()
     if (spans := tracing.make_spans(config, state.model_name)) is not None:
@@ -90,6 +93,7 @@ def make_app(state: ServerState) -> web.Application:
             web.post("/v1/messages", messages.create_message),
             web.post("/v1/messages/count_tokens", messages.count_tokens),
             web.post("/v1/embeddings", embeddings.create_embedding),
+            web.post("/pooling", embeddings.create_pooling),
             *(web.post(path, embeddings.create_score) for path in openapi.SCORE),
             *(web.post(path, embeddings.create_rerank) for path in openapi.RERANK),
             web.post("/v1/responses", responses.create),

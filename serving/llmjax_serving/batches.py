@@ -176,7 +176,7 @@ def batches_of(request: web.Request) -> Batches:
 
 async def create_batch(request: web.Request) -> web.Response:
     batches, owner = batches_of(request), owner_of(request)
-    asked = read(await read_json(request), FIELDS, NO_OPS)
+    asked = read(read_json(request), FIELDS, NO_OPS)
     request.app[FILES].get(asked["input_file_id"], owner)
     record: JsonObject = {
         "id": batches.folder.new_id(),

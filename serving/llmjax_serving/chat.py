@@ -191,7 +191,7 @@ def make_job(
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     state, arrival = request.app[STATE], time.monotonic()
     engine = state.ready_engine()
-    body = parse_chat(await read_json(request), state.limits)
+    body = parse_chat(read_json(request), state.limits)
     check_model(body.model, state.model_name)
     answer_id = new_id("chatcmpl", body.request_id)
     tokenizer, config = engine.tokenizer, engine.config.model

@@ -162,7 +162,7 @@ def make_jobs(
 async def create_completion(request: web.Request) -> web.StreamResponse:
     state, arrival = request.app[STATE], time.monotonic()
     engine = state.ready_engine()
-    body = parse_completion(await read_json(request), state.limits)
+    body = parse_completion(read_json(request), state.limits)
     check_model(body.model, state.model_name)
     answer_id = new_id("cmpl", body.request_id)
     jobs = await state.in_thread(make_jobs, answer_id, body, engine.tokenizer, engine.max_model_len)

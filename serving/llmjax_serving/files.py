@@ -14,6 +14,7 @@ from aiohttp import BodyPartReader, web
 from llmjax.checks import cut
 from llmjax.errors import InvalidRequestError
 
+from .body_budget import CLAIM, Claim
 from .errors import ApiError
 from .owner import owner_of
 from .state import STATE
@@ -117,6 +118,15 @@ def new_file(folder: Folder, name: str, purpose: str, data: bytes, owner: str) -
     return record
 
 
+async def read_part(part: BodyPartReader, claim: Claim) -> bytes:
+    """Raises what `Claim.add` does."""
+    pieces = []
+    while piece := await part.read_chunk():
+        claim.add(len(piece))
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
 async def upload(request: web.Request) -> web.Response:
     folder, state = files_of(request), request.app[STATE]
     if request.content_type != "multipart/form-data":
@@ -126,9 +136,9 @@ async def upload(request: web.Request) -> web.Response:
         if not isinstance(part, BodyPartReader):
             raise InvalidRequestError("parts within parts are not read", param="file")
         if part.name == "file":
-            name, data = part.filename or "file", bytes(await part.read())
+            name, data = part.filename or "file", await read_part(part, request[CLAIM])
         elif part.name == "purpose":
-            purpose = await part.text()
+            purpose = (await read_part(part, request[CLAIM])).decode(errors="replace")
         else:
             name = cut(str(part.name))
             raise InvalidRequestError(f"unknown field: {name}", param=name)

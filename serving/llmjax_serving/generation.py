@@ -10,7 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llmjax.beam_search import BeamSearch, BeamSearchParams
-from llmjax.errors import InvalidRequestError, QueueFullError
+from llmjax.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    QueueFullError,
+    RequestFailedError,
+)
 from llmjax.metrics import Metrics
 from llmjax.output import RequestOutput
 from llmjax.request import RequestOptions, SamplingParams
@@ -82,8 +87,10 @@ class Stopwatch:
                 self.metrics.count_finished(choice.finish_reason)
 
     def close(self) -> None:
+        # As vLLM counts what nobody asked to end.
+        broken = isinstance(self.error, RequestFailedError | EngineDeadError)
         for _ in range(self.choices - len(self.finish_reasons)):
-            self.metrics.count_finished("abort")
+            self.metrics.count_finished("error" if broken else "abort")
         if not self.first:
             return
         self.metrics.e2e_latency.observe(self.last - self.arrival)

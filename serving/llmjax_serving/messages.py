@@ -173,7 +173,7 @@ class MessagesFormatter(Formatter):
 async def create_message(request: web.Request) -> web.StreamResponse:
     state, arrival = request.app[STATE], time.monotonic()
     engine = state.ready_engine()
-    body = parse_messages(await read_json(request), state.limits)
+    body = parse_messages(read_json(request), state.limits)
     check_model(body.model, state.model_name)
     answer_id = new_id("msg")
     args = (answer_id, body, engine.tokenizer, engine.max_model_len, engine.config.model)
@@ -188,7 +188,7 @@ async def create_message(request: web.Request) -> web.StreamResponse:
 async def count_tokens(request: web.Request) -> web.Response:
     state = request.app[STATE]
     engine = state.ready_engine()
-    body = parse_count(await read_json(request), state.limits)
+    body = parse_count(read_json(request), state.limits)
     check_model(body.model, state.model_name)
     token_ids = await state.in_thread(encode_chat, engine.tokenizer, body.prompt)
     return web.json_response({"input_tokens": len(token_ids)})

@@ -67,6 +67,7 @@ REQUESTS: dict[str, Schema] = {
     },
     "DetokenizeRequest": object_schema(tokens.DETOKENIZE),
     "EmbeddingRequest": object_schema(pooling.EMBEDDING_FIELDS, pooling.POOLING_NO_OPS),
+    "PoolingRequest": object_schema(pooling.POOLING_FIELDS, pooling.POOLING_NO_OPS),
     "ScoreRequest": object_schema(pooling.SCORE_FIELDS, pooling.POOLING_NO_OPS),
     "RerankRequest": object_schema(pooling.RERANK_FIELDS, pooling.POOLING_NO_OPS),
 }
@@ -219,6 +220,24 @@ ANSWERS: dict[str, Schema] = {
             "usage": ref("PoolingUsage"),
         }
     ),
+    "Pooled": shape(
+        {
+            "id": TEXT,
+            "object": {"const": "list"},
+            "created": COUNT,
+            "data": listed(
+                shape(
+                    {
+                        "index": COUNT,
+                        "object": {"const": "pooling"},
+                        "data": {"anyOf": [TEXT, listed(NUMBER), listed(listed(NUMBER))]},
+                    }
+                )
+            ),
+            "model": TEXT,
+            "usage": ref("PoolingUsage"),
+        }
+    ),
     "Scores": shape(
         {
             "object": {"const": "list"},
@@ -365,6 +384,7 @@ PATHS: dict[str, dict[str, Schema]] = {
     "/v1/chat/completions/render": {
         "post": operation("The prompt of a conversation", "Rendered", "ChatRequest")
     },
+    "/pooling": {"post": operation("Texts to what the model makes", "Pooled", "PoolingRequest")},
     "/v1/embeddings": {"post": operation("Texts to vectors", "Embeddings", "EmbeddingRequest")},
     **{
         path: {"post": operation("How well texts go together", "Scores", "ScoreRequest")}

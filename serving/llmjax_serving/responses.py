@@ -137,7 +137,7 @@ async def create(request: web.Request) -> web.StreamResponse:
     state, arrival = request.app[STATE], time.monotonic()
     store, owner = request.app[STORE], owner_of(request)
     engine = state.ready_engine()
-    body = parse_response(await read_json(request))
+    body = parse_response(read_json(request))
     if body.store and not store.capacity:
         raise refuse("store", True, "false, as the server has --max-stored-responses 0")
     check_model(body.chat.get("model"), state.model_name)
