@@ -72,7 +72,9 @@ def test_not_a_token_more_nor_less(tokenizer, is_open, budget, parts):
         assert said == wanted  # it does not think
         return
     thought, _, answer = wanted[opening:].partition(END)
-    if END in wanted[opening:] and len(thought) <= budget:
+    # At the end of its budget what looks like the beginning of the tag is one.
+    begun = any(thought.endswith(END[:n]) for n in range(1, len(END)))
+    if END in wanted[opening:] and len(thought) <= budget - begun:
         assert said == wanted
     elif len(thought) < budget:
         assert said == wanted  # and has not come so far
