@@ -298,8 +298,10 @@ def operation(summary: str, answer: str, request: str | None = None, **more: Any
 
 
 def text_operation(summary: str, content_type: str = "text/plain") -> Schema:
+    told = operation(summary, "Error")
     content = {content_type: {"schema": TEXT}}
-    return {"summary": summary, "responses": {"200": {"description": "text", "content": content}}}
+    told["responses"]["200"] = {"description": "text", "content": content}
+    return told
 
 
 SCORE = ("/score", "/v1/score")
@@ -326,6 +328,7 @@ UPLOAD = {
     "content": {
         "multipart/form-data": {
             "schema": shape({"file": TEXT | {"format": "binary"}, "purpose": {"const": "batch"}})
+            | {"additionalProperties": False}
         }
     },
 }

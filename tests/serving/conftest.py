@@ -101,14 +101,15 @@ def llmjax(environment: dict[str, str]) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def serve(environment: dict[str, str]) -> Iterator[Callable[[], Served]]:
-    """Starts servers on the tiny model."""
+def serve(environment: dict[str, str]) -> Iterator[Callable[..., Served]]:
+    """Starts servers on the tiny model, with more flags where they are given."""
     command = [*PROGRAM, "serve", *MODEL, "--port", "0", "--log-level", "warning"]
     command += ["--served-model-name", "tiny"]
     processes: list[subprocess.Popen[str]] = []
 
-    def start() -> Served:
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    def start(*flags: str) -> Served:
+        argv = [*command, *flags]
+        process = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True)
         processes.append(process)
         return Served(process)
 
@@ -119,6 +120,6 @@ def serve(environment: dict[str, str]) -> Iterator[Callable[[], Served]]:
 
 
 @pytest.fixture(scope="session")
-def server(serve: Callable[[], Served]) -> Served:
+def server(serve: Callable[..., Served]) -> Served:
     """One server for all tests that leave it as they found it."""
     return serve()

@@ -23,6 +23,7 @@ from .fields import (
     list_of,
     mapping,
     number,
+    object_schema,
     only,
     read,
     refuse,
@@ -189,16 +190,16 @@ _BUDGET: dict[str, Field] = {"budget_tokens": Field(integer(1), required=True)}
 _DISPLAY: dict[str, Parse] = {"display": only("summarized")}
 
 
-@described(
-    {
-        "type": "object",
-        "properties": {
-            "type": {"enum": ["enabled", "adaptive", "disabled"]},
-            "budget_tokens": {"type": "integer", "minimum": 1},
-        },
-        "required": ["type"],
-    }
-)
+def _thinking_schema() -> Json:
+    kinds = {"enabled": _BUDGET, "adaptive": {}, "disabled": {}}
+    shapes = []
+    for kind, more in kinds.items():
+        kind_of = {"type": Field(only(kind), required=True)}
+        shapes.append(object_schema(kind_of | more, _DISPLAY))
+    return {"anyOf": shapes}
+
+
+@described(_thinking_schema())
 def thinking(value: Any, path: str) -> Json:
     match mapping(value, path).get("type"):
         case "enabled":
