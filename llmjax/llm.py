@@ -239,8 +239,8 @@ class LLM(PoolingAPI):
         Args:
             priority: instead of what `options` say.
             options: how the request is treated beside others.
-            tools, tool_choice, parallel_tool_calls: for a conversation, as in `chat`; a call
-                comes whole, in the `message` of the output that completes it.
+            tools, tool_choice, parallel_tool_calls: for a conversation, as in `chat`; calls come
+                in pieces, which `ChatMessage.add` puts together.
             template: for a conversation, passed on to the chat template.
 
         Raises:

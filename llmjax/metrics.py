@@ -65,6 +65,10 @@ class Metrics(Collector):
             "step_prefill_tokens", "Tokens of prompts, or computed again, in steps."
         )
         self.decode_tokens = self._counter("step_decode_tokens", "Tokens of decodes in steps.")
+        self.steps_failed = self._counter("steps_failed", "Steps that failed.")
+        self.requests_failed = self._counter(
+            "requests_failed", "Requests that ended because a step failed."
+        )
         self.compiled_programs = self._counter("compiled_programs", "Step programs compiled.")
         self.compile_seconds = self._counter(
             "compile_seconds", "Time that compiling step programs took."
@@ -112,7 +116,7 @@ class Metrics(Collector):
         )
 
     def count_finished(self, reason: str) -> None:
-        """Counts a choice that ended by "stop", "length" or "abort"."""
+        """Counts a choice that ended by "stop", "length", "abort" or "error"."""
         self._success.labels(*self._labels, reason).inc()
 
     def of(self, engine: int) -> Metrics:

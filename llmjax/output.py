@@ -41,7 +41,8 @@ class RequestOutput:
     `prompt_logprobs` is None for the first prompt token, then {token id: Logprob};
     `num_cached_tokens` counts prompt tokens that the prefix cache had when the request began;
     `error` says why it ended before its time, its open choices with finish_reason "abort";
-    `engine` is the number of the replica that ran it.
+    `engine` is the number of the replica that ran it; `began` is when it first ran
+    (`time.monotonic`), 0 before that.
     """
 
     request_id: str
@@ -53,3 +54,4 @@ class RequestOutput:
     num_cached_tokens: int = 0
     error: LlmjaxError | None = None
     engine: int = 0
+    began: float = 0.0

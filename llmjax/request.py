@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from .checks import require, type_errors
 from .errors import InvalidRequestError, LlmjaxError
-from .structured_outputs import StructuredOutputs
+from .structured_outputs import Reasoning, StructuredOutputs
 
 MAX_STOPS = 64
 MAX_BAD_WORDS = 1000
@@ -69,6 +69,9 @@ class SamplingParams:
         structured_outputs: what the output must be; it ends where nothing more is allowed.
         allowed_token_ids: the only tokens to choose from.
         bad_words: what may not be said; of a word of several tokens the last does not come.
+        thinking_token_budget: most tokens that a chat's answer may think before the end of its
+            reasoning is written for it; the tags are not counted.
+        reasoning: how that is written; chats fill it in.
 
     Raises:
         InvalidRequestError: a value is of the wrong type or out of range; names the field.
@@ -98,6 +101,8 @@ class SamplingParams:
     structured_outputs: StructuredOutputs | None = None
     allowed_token_ids: tuple[int, ...] | list[int] | None = None
     bad_words: tuple[str, ...] | list[str] | None = None
+    thinking_token_budget: int | None = None
+    reasoning: Reasoning | None = None
 
     def __post_init__(self) -> None:
         for name, message in type_errors(self):
@@ -134,6 +139,7 @@ class SamplingParams:
             ("min_tokens", 0, 2**31 - 1),
             ("logprobs", 0, 1000),
             ("prompt_logprobs", 0, 1000),
+            ("thinking_token_budget", 0, 2**31 - 1),
             ("seed", -(2**63), 2**63 - 1),
         )
         for name, least, most in integers:
@@ -170,7 +176,7 @@ class SamplingParams:
     def constrained(self) -> bool:
         """Whether the tokens to choose from depend on more than the model."""
         ruled = self.structured_outputs is not None or self.allowed_token_ids is not None
-        return ruled or bool(self.bad_words)
+        return ruled or bool(self.bad_words) or self.thinking_token_budget is not None
 
     @property
     def counts_tokens(self) -> bool:
@@ -241,7 +247,8 @@ class Request:
         kv_key: what keys and values depend on beside tokens and positions: requests share
             pages where it is the same.
         engine: the number of the replica that runs it.
-        has_begun: a step has been dispatched that computes some of it.
+        began: when the first step was dispatched that computes some of it (`time.monotonic`);
+            0 before that.
     """
 
     id: str
@@ -253,7 +260,7 @@ class Request:
     engine: int = 0
     rules: Rules | None = None
     arrival_time: float = field(default_factory=time.monotonic)
-    has_begun: bool = False
+    began: float = 0.0
 
 
 class FinishReason(StrEnum):

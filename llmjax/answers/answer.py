@@ -18,7 +18,7 @@ class AnswerParser:
         reasoning_end_id: the token that ends the reasoning.
 
     Attributes:
-        num_calls: that were given out.
+        num_calls: that were given out, at least their beginnings.
         num_reasoning_tokens: of the answer so far; None where they cannot be told apart.
     """
 
@@ -33,7 +33,7 @@ class AnswerParser:
         self._thinks = reasoning is not None and reasoning_end_id is not None
         self._num_before_end = 0
         self._has_reasoned = False
-        self.num_calls = 0
+        self.num_calls = self._num_whole = 0
 
     @property
     def num_reasoning_tokens(self) -> int | None:
@@ -47,7 +47,7 @@ class AnswerParser:
         """Fills in the message of a choice, or what is new of it, and why it ended."""
         ended = choice.finish_reason is not None
         choice.message = self.push(choice.text, choice.token_ids, ended=ended)
-        if choice.finish_reason == "stop" and self.num_calls:
+        if choice.finish_reason == "stop" and self.num_calls == self._num_whole > 0:
             choice.finish_reason = "tool_calls"
 
     def push(self, text: str, token_ids: Sequence[int], *, ended: bool) -> ChatMessage:
@@ -67,9 +67,8 @@ class AnswerParser:
             return ChatMessage(text, reasoning)
         news = self._calls.push(text)
         if ended:
-            last = self._calls.finish()
-            news.content += last.content
-            news.tool_calls += last.tool_calls
+            news.add(self._calls.finish())
         news.reasoning = reasoning
-        self.num_calls += len(news.tool_calls)
+        self.num_calls += sum(call.begins for call in news.tool_calls)
+        self._num_whole += sum(call.ends for call in news.tool_calls)
         return news

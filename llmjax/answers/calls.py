@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from ..message import ChatMessage, ToolCall
-from .reader import MalformedError, Reader, Reading, dump_json
-from .syntaxes import Syntax
+from .json_text import dump_json
+from .reader import MalformedError, Reader, Reading
+from .syntaxes import Call, Syntax
 
 
 class CallParser:
-    """Takes the calls out of a text.
+    """Takes the calls out of a text, and is told of them by a syntax (`syntaxes.Calls`).
 
-    A call is given out when it is complete: until then it may turn out to be none, and is content
-    then, to the letter. Space around calls is dropped.
+    A call whose arguments are JSON is given out from where they begin, as they come: it is a call
+    then, also where it is cut off or goes wrong, and what comes behind that is content. What turns
+    out to be no call before is content to the letter. Space around calls is dropped.
 
     Args:
         names: of the functions there are; a call of another is content.
@@ -26,6 +29,7 @@ class CallParser:
         self._news = ChatMessage()
         self._space = ""
         self._num_calls = 0
+        self._open: ToolCall | None = None
         self._reading = self._read()
 
     def push(self, text: str) -> ChatMessage:
@@ -51,12 +55,14 @@ class CallParser:
         while may_call or (yield from self._find_marker()):
             reader.forget()
             may_call = False
-            calls = yield from reader.attempt(self._calls())
-            if isinstance(calls, list):
-                self._give(calls)
-            else:
-                self._say(reader.text[:1])
-                reader.at = 1
+            try:
+                yield from self._syntax.read(reader, self)
+            except MalformedError:
+                reader.at = reader.kept
+                if not reader.kept:
+                    self._say(reader.text[:1])
+                    reader.at = 1
+            self._open = None
         if not self._num_calls:
             self._news.content += self._space
 
@@ -75,18 +81,43 @@ class CallParser:
             reader.forget()
             yield
 
-    def _calls(self) -> Reading[list[ToolCall]]:
-        calls = yield from self._syntax.read(self._reader)
-        if any(call.name not in self._names for call in calls):
+    def tell(self, calls: Sequence[Call]) -> None:
+        told = [(call.name, dump_json(call.arguments)) for call in calls]
+        if any(name not in self._names for name, _ in told):
             raise MalformedError
-        new_id = self._syntax.new_id
-        return [ToolCall(new_id(), call.name, dump_json(call.arguments)) for call in calls]
+        for name, arguments in told:
+            self.begin(name)
+            self.add(arguments)
+            self.end()
 
-    def _give(self, calls: list[ToolCall]) -> None:
+    def begin(self, name: str) -> None:
+        if name not in self._names:
+            raise MalformedError
+        self._reader.keep()
         self._space = ""
-        room = len(calls) if self._most is None else self._most - self._num_calls
-        self._news.tool_calls += calls[:room]
-        self._num_calls += len(calls[:room])
+        self._open = None
+        if self._most is None or self._num_calls < self._most:
+            self._num_calls += 1
+            self._open = ToolCall(self._syntax.new_id(), name, "", begins=True, ends=False)
+            self._give()
+
+    def add(self, arguments: str) -> None:
+        self._reader.keep()
+        if self._open is not None:
+            self._open = replace(self._open, arguments=arguments)
+            self._give()
+
+    def end(self) -> None:
+        if self._open is not None:
+            self._open = replace(self._open, arguments="", ends=True)
+            self._give()
+            self._open = None
+
+    def _give(self) -> None:
+        """The open call's next piece."""
+        assert self._open is not None
+        self._news.add(ChatMessage(tool_calls=[self._open]))
+        self._open = replace(self._open, begins=False)
 
     def _say(self, text: str) -> None:
         """Content; space at its end waits for what comes after it."""

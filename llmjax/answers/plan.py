@@ -116,6 +116,7 @@ def plan_answer(
     wanted = params.structured_outputs
     if plan.use is not None and plan.syntax is not None:
         wanted = _bound(plan.syntax, plan.use, params.structured_outputs, special)
+    params = _bound_thinking(form, params, reasoning, tokenizer, begun)
     texts = list(plan.syntax.special) if plan.syntax is not None else []
     if form.tags is not None and reasoning is not None:
         texts += form.tags.special
@@ -175,6 +176,31 @@ def _check_can_be_bound(tags: Tags | Channels, wanted: StructuredOutputs) -> Non
             "no grammar yet",
             param=wanted.label.split(".")[0],
         )
+
+
+def _bound_thinking(
+    form: ChatFormat,
+    params: SamplingParams,
+    reasoning: Reasoning | None,
+    tokenizer: Tokenizer,
+    begun: str | None,
+) -> SamplingParams:
+    """`params` that say what the budget is of; none where the prompt has ended the reasoning."""
+    budget = params.thinking_token_budget
+    if budget is None:
+        return params
+    if not isinstance(form.tags, Tags):
+        raise InvalidRequestError(
+            f"thinking_token_budget is {budget}, allowed where a model's reasoning stands between "
+            "two tags; name how it writes it by --reasoning-parser "
+            f"({', '.join(name for name, tags in REASONING.items() if isinstance(tags, Tags))})",
+            param="thinking_token_budget",
+        )
+    if reasoning is None:
+        return replace(params, thinking_token_budget=None)
+    thought = (begun or "").partition(reasoning.begin)[2]
+    spent = len(tokenizer.encode(thought, add_special_tokens=False))
+    return replace(params, thinking_token_budget=max(0, budget - spent), reasoning=reasoning)
 
 
 def _reasoning(

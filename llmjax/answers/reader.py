@@ -7,21 +7,15 @@ depend on the pieces in which the text came.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
 """Yields where it waits for more text; returns a T."""
 
-MAX_DEPTH = 64
-"""Of values within values."""
-
 _SPACE = re.compile(r"\s*")
-_PLAIN = re.compile(r'[^"\\]*')
-_SCALAR = re.compile(r"[-+.\w]*")
 
 
 class MalformedError(Exception):
@@ -31,17 +25,22 @@ class MalformedError(Exception):
 class Reader:
     """Attributes:
     text, at: what there is, and where the next character to be read is.
+    kept: what is before it is not to be read again.
     ended: nothing will be added to `text`.
     """
 
     def __init__(self) -> None:
         self.text = ""
-        self.at = 0
+        self.at = self.kept = 0
         self.ended = False
 
     def forget(self) -> None:
         """Lets go of what has been read."""
-        self.text, self.at = self.text[self.at :], 0
+        self.text, self.at, self.kept = self.text[self.at :], 0, 0
+
+    def keep(self) -> None:
+        """What has been read stays read, whatever comes."""
+        self.kept = self.at
 
     def peek(self) -> Reading[str]:
         """The next character, which stays; "" at the end."""
@@ -61,12 +60,15 @@ class Reader:
         return (yield from self.attempt(self.literal(wanted))) is not MalformedError
 
     def attempt(self, reading: Reading[T]) -> Reading[T | type[MalformedError]]:
-        """What `reading` returns; where it fails the class MalformedError, and nothing is read."""
+        """What `reading` returns; where it fails the class MalformedError, and nothing is read.
+
+        But for what is to be kept.
+        """
         start = self.at
         try:
             return (yield from reading)
         except MalformedError:
-            self.at = start
+            self.at = max(start, self.kept)
             return MalformedError
 
     def run(self, pattern: re.Pattern[str]) -> Reading[str]:
@@ -105,72 +107,3 @@ class Reader:
             if (yield from self.maybe(close)):
                 return
             yield from self.literal(",")
-
-    def json(self) -> Reading[Any]:
-        """An object or a list. Line breaks in its strings are let pass, as models write them."""
-        yield from self.space()
-        start = self.at
-        if (yield from self.peek()) not in ("{", "["):
-            raise MalformedError
-        yield from self._json(0)
-        return load_json(self.text[start : self.at])
-
-    def _json(self, depth: int) -> Reading[None]:
-        """Finds the end of a value; what it is worth `load_json` says."""
-        if depth > MAX_DEPTH:
-            raise MalformedError
-
-        def value() -> Reading[None]:
-            yield from self._json(depth + 1)
-
-        def member() -> Reading[None]:
-            yield from self._string()
-            yield from self.space()
-            yield from self.literal(":")
-            yield from self.space()
-            yield from value()
-
-        first = yield from self.peek()
-        if first == '"':
-            yield from self._string()
-        elif first == "{":
-            self.at += 1
-            yield from self.items("}", member)
-        elif first == "[":
-            self.at += 1
-            yield from self.items("]", value)
-        elif not (yield from self.run(_SCALAR)):
-            raise MalformedError
-
-    def _string(self) -> Reading[None]:
-        yield from self.literal('"')
-        while True:
-            yield from self.run(_PLAIN)
-            if (yield from self.maybe('"')):
-                return
-            yield from self.literal("\\")
-            if not (yield from self.peek()):
-                raise MalformedError
-            self.at += 1
-
-
-def load_json(text: str) -> Any:
-    """Raises MalformedError where it is no JSON."""
-
-    def refuse(constant: str) -> None:
-        raise MalformedError
-
-    try:
-        return json.loads(text, strict=False, parse_constant=refuse)
-    except (ValueError, RecursionError):
-        raise MalformedError from None
-
-
-def dump_json(value: Any) -> str:
-    """Raises MalformedError where it cannot be sent: an infinity, half of a surrogate pair."""
-    try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        text.encode()
-    except (ValueError, RecursionError):
-        raise MalformedError from None
-    return text

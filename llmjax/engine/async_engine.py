@@ -111,7 +111,7 @@ class AsyncEngine:
         self.thread.end(request_id)
 
     def cut(self, request: Request, on_begun: Callable[[], None]) -> None:
-        if request.has_begun:
+        if request.began:
             on_begun()
         self.thread.end(request.id)
 

@@ -241,7 +241,10 @@ class Engine:
         error.__cause__ = cause
         self._in_flight.clear()
         self._last_collected = None
-        self._untold += self.scheduler.fail_steps(error)
+        failed = self.scheduler.fail_steps(error)
+        self.metrics.steps_failed.inc()
+        self.metrics.requests_failed.inc(len({delta.request_id for delta in failed}))
+        self._untold += failed
         self.scheduler.check_balance()
         self.runner.reset()
         return self._take_news()
@@ -349,7 +352,7 @@ class Engine:
         self.metrics.prefill_tokens.inc(plan.num_tokens - plan.num_decodes)
         now = time.monotonic()
         for chunk in plan.admitted:
-            chunk.seq.request.has_begun = True
+            chunk.seq.request.began = chunk.seq.request.began or now
             if not chunk.seq.started:
                 chunk.seq.started = now
                 self.metrics.queue_time.observe(now - chunk.seq.request.arrival_time)

@@ -137,6 +137,7 @@ class OutputProcessor:
             num_cached_tokens=state.num_cached_tokens,
             error=state.error,
             engine=state.request.engine,
+            began=state.request.began,
         )
 
     def _detokenizer(self, request: Request) -> IncrementalDetokenizer | None:

@@ -158,7 +158,8 @@ class PoolingEngine:
         self._thread.start()
 
     def submit(self, inputs: Sequence[PoolingInput]) -> list[Future[np.ndarray]]:
-        """Queues texts; each future gets float32 [D], of a model that scores [1].
+        """Queues texts; each future gets float32 [D], of a model that scores [1], and [T, D] of a
+        text of which each token's vector is wanted.
 
         A future that is cancelled before its turn costs nothing.
 
@@ -293,7 +294,8 @@ class PoolingEngine:
         began, tokens = time.monotonic(), sum(len(w.input.token_ids) for w in batch)
         T = self.buckets.choose(tokens, len(batch))
         packed = self._pack(batch, T)
-        vectors = np.asarray(self.programs[T](self._weights, packed))[: len(batch)]
+        pooled, states = self.programs[T](self._weights, packed)
+        results = _results(batch, packed, np.asarray(pooled), states)
         now = time.monotonic()
         self.bucket_tokens += T
         self.padded_tokens += T - tokens
@@ -301,11 +303,11 @@ class PoolingEngine:
         self.metrics.prefill_tokens.inc(tokens)
         self.metrics.prompt_tokens.inc(tokens)
         self._running = []
-        for waiting, vector in zip(batch, vectors, strict=True):
+        for waiting, result in zip(batch, results, strict=True):
             self.metrics.request_prompt_tokens.observe(len(waiting.input.token_ids))
             self.metrics.queue_time.observe(began - waiting.arrival)
             self.metrics.e2e_latency.observe(now - waiting.arrival)
-            waiting.future.set_result(vector.copy())  # or each would hold all of them
+            waiting.future.set_result(result)
 
     def _pack(self, batch: list[_Waiting], T: int) -> PoolingBatch:
         return self.buckets.pack([waiting.input for waiting in batch], T)
@@ -336,6 +338,21 @@ class PoolingEngine:
         for name, (text, read) in values.items():
             gauge = Gauge(f"llmjax:{name}", text, LABELS, registry=self.metrics.registry)
             gauge.labels(self.config.model.name, "0").set_function(read)
+
+
+def _results(
+    batch: Sequence[_Waiting], packed: PoolingBatch, pooled: np.ndarray, states: jax.Array
+) -> list[np.ndarray]:
+    """What each text of a step asked for, in arrays of their own: or each would hold them all."""
+    of_tokens = np.empty(0)
+    if any(waiting.input.of_tokens for waiting in batch):
+        of_tokens = np.asarray(states).astype(np.float32)
+    return [
+        of_tokens[start : start + count].copy() if waiting.input.of_tokens else vector.copy()
+        for waiting, vector, start, count in zip(
+            batch, pooled, packed.starts, packed.counts, strict=False
+        )
+    ]
 
 
 def _max_model_len(config: EngineConfig, model: PoolingModel) -> int:

@@ -22,10 +22,12 @@ class PoolingInput(NamedTuple):
 
     Attributes:
         types: the kind of each token (`EncoderConfig.num_types`); empty: all of kind 0.
+        of_tokens: a vector of each token is wanted, not one of all.
     """
 
     token_ids: list[int]
     types: list[int]
+    of_tokens: bool = False
 
 
 class Plan(NamedTuple):
@@ -75,16 +77,43 @@ class InputMaker:
             prompt_name: which of the model's prompts goes before texts.
             dimensions: of the vectors, where the model allows it to be cut.
         """
-        self._require("embed", param)
+        self._require("embed")
         self._check_dimensions(dimensions)
-        prompt = self._prompt(prompt_name)
-        inputs = [
-            self._text(text, param, truncate, prompt, add_special_tokens)
-            if isinstance(text, str)
-            else self._ids(text, param, truncate)
-            for text in texts
-        ]
+        inputs = self._inputs(texts, param, truncate, add_special_tokens, prompt_name)
         return Plan(inputs, lambda vectors: [self._cut(v, dimensions) for v in vectors])
+
+    def token_embeddings(
+        self,
+        texts: Sequence[str | list[int]],
+        *,
+        param: str = "input",
+        truncate: int | None = None,
+        add_special_tokens: bool = True,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+    ) -> Plan:
+        """Of each token, special ones too; arguments as of `embeddings`, answers float32 [T, D].
+
+        Each vector has length 1 where embeddings have.
+        """
+        self._require("embed")
+        self._check_dimensions(dimensions)
+        inputs = self._inputs(texts, param, truncate, add_special_tokens, prompt_name)
+        inputs = [each._replace(of_tokens=True) for each in inputs]
+        return Plan(inputs, lambda states: [self._tokens(s, dimensions) for s in states])
+
+    def classes(
+        self,
+        texts: Sequence[str | list[int]],
+        *,
+        param: str = "input",
+        truncate: int | None = None,
+        add_special_tokens: bool = True,
+    ) -> Plan:
+        """Of single texts, by a model that scores; the answers are lists of its label's score."""
+        self._require("score")
+        inputs = self._inputs(texts, param, truncate, add_special_tokens, None)
+        return Plan(inputs, lambda logits: [[self._activated(x.item())] for x in logits])
 
     def scores(
         self,
@@ -120,15 +149,37 @@ class InputMaker:
         )
 
     @property
+    def task(self) -> str:
+        """ "embed" or "score"."""
+        return self._pooling.task
+
+    @property
     def _names(self) -> set[str]:
         return set(self._pooling.prompts)
 
-    def _require(self, task: str, param: str) -> None:
-        if self._pooling.task != task:
-            raise InvalidRequestError(
-                "the model scores pairs of texts and has no embeddings; use score or rerank",
-                code="unsupported_task",
-            )
+    def _require(self, task: str) -> None:
+        if self._pooling.task == task:
+            return
+        message = "the model embeds texts and has no classes; use embed or token_embed"
+        if task == "embed":
+            message = "the model scores pairs of texts and has no embeddings; use score or rerank"
+        raise InvalidRequestError(message, code="unsupported_task")
+
+    def _inputs(
+        self,
+        texts: Sequence[str | list[int]],
+        param: str,
+        truncate: int | None,
+        special: bool,
+        prompt_name: str | None,
+    ) -> list[PoolingInput]:
+        prompt = self._prompt(prompt_name)
+        return [
+            self._text(text, param, truncate, prompt, special)
+            if isinstance(text, str)
+            else self._ids(text, param, truncate)
+            for text in texts
+        ]
 
     def _text(
         self, text: str, param: str, truncate: int | None, prompt: str, special: bool
@@ -213,6 +264,12 @@ class InputMaker:
             return vector
         short = vector[:dimensions]
         return short / max(np.linalg.norm(short), 1e-12) if self._pooling.normalize else short
+
+    def _tokens(self, states: np.ndarray, dimensions: int | None) -> np.ndarray:
+        states = states[:, :dimensions]
+        if not self._pooling.normalize:
+            return states
+        return states / np.maximum(np.linalg.norm(states, axis=1, keepdims=True), 1e-12)
 
     def _similarity(self, a: np.ndarray, b: np.ndarray) -> float:
         product = float(a @ b)

@@ -106,12 +106,12 @@ class PoolingBuckets:
     def pack(self, inputs: Sequence[PoolingInput], T: int) -> PoolingBatch:
         """Puts texts side by side; they fit."""
         batch, at = self.empty(T), 0
-        for i, (ids, types) in enumerate(inputs):
-            n = len(ids)
+        for i, each in enumerate(inputs):
+            n = len(each.token_ids)
             here = slice(at, at + n)
-            batch.tokens[here] = ids
+            batch.tokens[here] = each.token_ids
             batch.positions[here] = np.arange(n)
-            batch.types[here] = types or 0
+            batch.types[here] = each.types or 0
             batch.segments[here] = i
             batch.starts[i], batch.counts[i] = at, n
             at += n
@@ -120,14 +120,15 @@ class PoolingBuckets:
 
 def make_pool(
     model: PoolingModel, treedef: Any
-) -> Callable[[list[Array], PoolingBatch], Float[Array, "S D"]]:
-    """(arrays of the model's state, batch) -> float32 vectors, of places without a text anything.
+) -> Callable[[list[Array], PoolingBatch], tuple[Float[Array, "S D"], Float[Array, "T D"]]]:
+    """(arrays of the model's state, batch) -> float32 vectors, of places without a text anything,
+    and the hidden states of tokens, which stay on the device unless somebody wants them.
 
     A row is a function of its text alone, but for how sums of different sizes are rounded.
     """
     graphdef, pooling = model.graphdef, model.pooling
 
-    def pool(weights: list[Array], batch: PoolingBatch) -> Array:
+    def pool(weights: list[Array], batch: PoolingBatch) -> tuple[Array, Array]:
         module = nnx.merge(graphdef, jax.tree.unflatten(treedef, weights))
         is_encoder = isinstance(module, Encoder)
         context = SegmentContext(batch.segments, batch.positions, causal=not is_encoder)
@@ -137,7 +138,7 @@ def make_pool(
             lens = jnp.maximum(batch.counts[jnp.minimum(batch.segments, len(batch.counts) - 1)], 1)
             hidden = module.hidden(batch.tokens, batch.positions, lens, context)
         pooled = pool_hidden(hidden, batch, pooling)
-        return module.score(pooled) if pooling.task == "score" else pooled
+        return (module.score(pooled) if pooling.task == "score" else pooled), hidden
 
     return pool
 

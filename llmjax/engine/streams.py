@@ -120,7 +120,7 @@ class Streams:
                 output = self._news(stream)
                 finished = output.finished
                 if output.error is not None:
-                    if on_cut is not None and request.has_begun:
+                    if on_cut is not None and request.began:
                         on_cut(output)
                     raise output.error
                 if output.outputs:

@@ -46,6 +46,8 @@ def nibbles(
     """The two codes of each byte."""
     halves = (octets >> 4, octets & 15) if high_first else (octets & 15, octets >> 4)
     return np.stack(halves, axis=-1).reshape(*octets.shape[:-1], -1)
+
+
 def pack(codes: UInt8[np.ndarray, "R codes"], bits: int) -> Int[np.ndarray, "R words"]:
     """The inverse of `unpack`; what is left of the last word is zero."""
     stream = np.unpackbits(codes[:, :, None], axis=2, bitorder="little")[:, :, :bits]

@@ -32,8 +32,10 @@ from ..structured_outputs import StructuredOutputs
 from ..tokenizer import Tokenizer
 from .closing import closed
 from .constraint import BadWords, Constraint, as_bits
+from .formats import without_unknown_formats
 from .lark import WHITESPACE, after_reasoning, or_calls
 from .limits import check_choice, check_regex, check_schema, check_source, refuse
+from .thinking import ThinkingBudget
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -50,11 +52,13 @@ class Rules:
     matcher: LLMatcher | None
     allowed: Int[np.ndarray, " W"] | None
     bad_words: BadWords
+    thinking: ThinkingBudget | None = None
 
     def start(self) -> Constraint:
         """Those of one sequence, before its first token."""
         matcher = self.matcher and self.matcher.deep_copy()
-        return Constraint(matcher, self.allowed, self.bad_words)
+        thinking = None if self.thinking is None else self.thinking.start()
+        return Constraint(matcher, self.allowed, self.bad_words, thinking)
 
 
 class GrammarCompiler:
@@ -99,7 +103,27 @@ class GrammarCompiler:
 
         allowed, words = params.allowed_token_ids, mask_words(self._vocab_size)
         bits = as_bits(allowed, words) if allowed is not None else None
-        return Rules(matcher, bits, self._bad_words(params.bad_words or ()))
+        bad_words = self._bad_words(params.bad_words or ())
+        return Rules(matcher, bits, bad_words, self._thinking(params))
+
+    def _thinking(self, params: SamplingParams) -> ThinkingBudget | None:
+        tokens, tags = params.thinking_token_budget, params.reasoning
+        if tokens is None:
+            return None
+        if tags is None:
+            raise refuse(
+                "thinking_token_budget",
+                "allowed in chats with a model whose reasoning can be told from its answer",
+            )
+        budget = ThinkingBudget(tags, tokens, self._tokenizer)
+        allowed = params.allowed_token_ids
+        if allowed is not None and not set(budget.end_ids) <= set(allowed):
+            raise refuse(
+                "allowed_token_ids",
+                f"without {tags.end} a reasoning cannot end at its thinking_token_budget; allowed "
+                f"are ids with {budget.end_ids} among them",
+            )
+        return budget
 
     def _bad_words(self, words: Iterable[str]) -> BadWords:
         """As vLLM's: a word alone, and behind a space where that makes it one token more."""
@@ -203,7 +227,8 @@ def _from_json(value: Any, wanted: StructuredOutputs, label: str) -> str:
         pattern = wanted.whitespace_pattern or WHITESPACE
         check_regex(pattern, "whitespace_pattern")
         options = {"whitespace_pattern": pattern}
-    return LLMatcher.grammar_from_json_schema(json.dumps(value), overrides=options)
+    schema = json.dumps(without_unknown_formats(value))
+    return LLMatcher.grammar_from_json_schema(schema, overrides=options)
 
 
 def _from_json_object(value: Any, wanted: StructuredOutputs, label: str) -> str:
@@ -246,9 +271,8 @@ def _from_structural_tag(value: Any, wanted: StructuredOutputs, label: str) -> s
         if trigger is None:
             raise refuse(label, f"no trigger begins {one['begin']!r}")
         check_schema(one["schema"], label)
-        tags.append(
-            StructTag(trigger=trigger, begin=one["begin"], grammar=one["schema"], end=one["end"])
-        )
+        schema = without_unknown_formats(one["schema"])
+        tags.append(StructTag(trigger=trigger, begin=one["begin"], grammar=schema, end=one["end"]))
     return StructTag.to_grammar(tags, assume_special=False)
 
 

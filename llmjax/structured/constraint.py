@@ -10,6 +10,7 @@ from llguidance import LLExecutor, LLMatcher
 from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
 from ..errors import StructuredOutputError
+from .thinking import Thinking
 
 _executor: LLExecutor | None = None
 _TOGETHER = 4
@@ -26,10 +27,12 @@ class Constraint:
         matcher: at the beginning of its grammar.
         allowed: bits of the only tokens that may come.
         bad_words: what may not be said.
+        thinking: at the beginning of the answer, where its reasoning is bounded.
 
     Attributes:
         forced: the tokens that come next, whatever the model would say; empty where it has a
-            choice. They spell what the grammar leaves no choice of as the tokenizer would.
+            choice. They spell what the grammar leaves no choice of as the tokenizer would, or the
+            end of a reasoning that has used up its budget.
     """
 
     def __init__(
@@ -37,8 +40,10 @@ class Constraint:
         matcher: LLMatcher | None = None,
         allowed: Int[np.ndarray, " W"] | None = None,
         bad_words: BadWords | None = None,
+        thinking: Thinking | None = None,
     ):
         self.matcher, self.allowed, self._bad_words = matcher, allowed, bad_words or {}
+        self._thinking = thinking
         self._longest = max(map(len, self._bad_words), default=0)
         self._last: list[int] = []
         self.forced: list[int] = self._find_forced()
@@ -59,6 +64,8 @@ class Constraint:
             raise StructuredOutputError(f"the output cannot go on: {error.splitlines()[0]}")
         if self._longest:
             self._last = [*self._last, token_id][-self._longest :]
+        if self._thinking is not None:
+            self._thinking.accept(token_id)
         self.forced = self.forced[1:] or self._find_forced()
 
     @property
@@ -93,6 +100,8 @@ class Constraint:
         }
 
     def _find_forced(self) -> list[int]:
+        if self._thinking is not None and self._thinking.forced:
+            return self._thinking.forced
         if self.matcher is None or self.allowed is not None or self._bad_words:
             return []  # the grammar alone does not say what is left
         return self.matcher.compute_ff_tokens()

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..structured_outputs import Reasoning
+from .formats import without_unknown_formats
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{0,8}"
 """Between the tokens of JSON: no model fills its answer with nothing."""
@@ -32,7 +33,8 @@ def lark_text(text: str, special: Mapping[str, int]) -> str:
 
 def lark_json(schema: Mapping[str, Any]) -> str:
     """An expression for JSON of a schema."""
-    text = json.dumps({"x-guidance": {"whitespace_pattern": WHITESPACE}, **schema})
+    known = without_unknown_formats(schema)
+    text = json.dumps({"x-guidance": {"whitespace_pattern": WHITESPACE}, **known})
     # Not to be taken for GBNF.
     return "%json " + text.replace("::=", r"::\u003d")
 

@@ -1,6 +1,6 @@
 """Text to token ids and back, chat templates, incremental detokenisation."""
 
-from .chat import compile_template
+from .chat import compile_template, template_variables
 from .detokenizer import IncrementalDetokenizer
 from .from_folder import tokenizer_from_folder
 from .from_gguf import tokenizer_from_gguf
@@ -13,6 +13,7 @@ __all__ = [
     "Tokenizer",
     "compile_template",
     "gguf_tokenizer",
+    "template_variables",
     "tokenizer_from_folder",
     "tokenizer_from_gguf",
     "write_tokenizer",

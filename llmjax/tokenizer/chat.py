@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -76,6 +76,13 @@ def compile_template(source: str) -> jinja2.Template:
         raise ChatTemplateError(
             f"the chat template is not valid Jinja: line {error.lineno}: {error.message}"
         ) from error
+
+
+@lru_cache(64)
+def template_variables(source: str) -> frozenset[str]:
+    """What a template reads that it does not set itself. Raises ChatTemplateError, as above."""
+    compile_template(source)
+    return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
 
 
 class ChatTemplate:

@@ -24,8 +24,10 @@ from . import (
     pages,
     responses,
     tokens,
+    tracing,
 )
 from .auth import add_cors_headers, auth_middleware, cors_middleware
+from .body_budget import BUDGET, BodyBudget
 from .config import ServerConfig
 from .delivery import body_middleware, delivery_middleware
 from .errors import error_middleware
@@ -59,10 +61,11 @@ def make_app(state: ServerState, elsewhere: Elsewhere | None = None) -> web.Appl
     """Everything in one app; that of a frontend hands on what is kept `elsewhere`.
 
     Raises:
-        ConfigError: the keys cannot be read.
+        ConfigError: the keys cannot be read, or spans cannot be sent.
     """
     config = state.config
     keys = KeyRing(config.api_key, config.api_key_file)
+    budget = BodyBudget(config.max_body_bytes, config.max_total_body_bytes)
     kept = kept_routes()
     of_frontends = []
     if elsewhere is not None:
@@ -79,13 +82,17 @@ def make_app(state: ServerState, elsewhere: Elsewhere | None = None) -> web.Appl
             *of_frontends,
             active_middleware,
             accounts.account_middleware,
-            body_middleware(config.client_timeout),
+            body_middleware(config.client_timeout, budget),
         ],
     )
     app[STATE] = state
+    app[BUDGET] = budget
     app.on_response_prepare.append(add_request_id)
     app.on_response_prepare.append(add_cors_headers(config.allowed_origins))
     app.on_response_prepare.append(accounts.add_limit_headers)
+    if (spans := tracing.make_spans(config, state.model_name)) is not None:
+        app[tracing.SPANS] = spans
+        app.cleanup_ctx.append(tracing.export_spans)
     if elsewhere is None:
         keep(app, config)
     else:
@@ -147,6 +154,7 @@ def routes() -> list[web.RouteDef]:
         web.post("/v1/messages", messages.create_message),
         web.post("/v1/messages/count_tokens", messages.count_tokens),
         web.post("/v1/embeddings", embeddings.create_embedding),
+        web.post("/pooling", embeddings.create_pooling),
         *(web.post(path, embeddings.create_score) for path in openapi.SCORE),
         *(web.post(path, embeddings.create_rerank) for path in openapi.RERANK),
         web.post("/v1/chat/completions/render", tokens.render),

@@ -21,7 +21,7 @@ from .errors import ApiError
 from .files import FILES, Folder, JsonObject, files_of, listed, new_file
 from .owner import owner_of
 from .private_site import BASE, private_session
-from .schema.fields import Field, Parse, mapping, only, read, refuse, text
+from .schema.fields import Field, Parse, described, mapping, only, read, refuse, text
 from .state import STATE
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ _CREDENTIALS = ("Authorization", "x-api-key")
 _OVER = ("completed", "failed", "cancelled", "expired")
 
 
+@described({"enum": list(ENDPOINTS)})
 def endpoint(value: Any, path: str) -> str:
     if value not in ENDPOINTS:
         raise refuse(path, value, ", ".join(ENDPOINTS))
@@ -176,7 +177,7 @@ def batches_of(request: web.Request) -> Batches:
 
 async def create_batch(request: web.Request) -> web.Response:
     batches, owner = batches_of(request), owner_of(request)
-    asked = read(await read_json(request), FIELDS, NO_OPS)
+    asked = read(read_json(request), FIELDS, NO_OPS)
     request.app[FILES].get(asked["input_file_id"], owner)
     record: JsonObject = {
         "id": batches.folder.new_id(),

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from llmjax.checks import cut
 
+from .body_budget import BODY
 from .errors import ApiError
 from .schema.fields import shown
 
@@ -29,7 +30,7 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-async def read_json(request: web.Request) -> dict[str, Any]:
+def read_json(request: web.Request) -> dict[str, Any]:
     """The body as a JSON object.
 
     Raises:
@@ -38,8 +39,7 @@ async def read_json(request: web.Request) -> dict[str, Any]:
     if request.content_type != "application/json":
         given = cut(request.content_type)
         raise ApiError(415, f"Content-Type is {given}, allowed: application/json")
-    raw = await request.read()
-    body = parse(raw)
+    body = parse(request[BODY])
     if not isinstance(body, dict):
         raise ApiError(400, f"the body is {shown(body)}, allowed: an object")
     return body

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from llmjax.answers import AnswerPlan, ChatFormat, plan_answer
 from llmjax.config import ModelConfig
-from llmjax.message import ChatMessage
+from llmjax.message import ChatMessage, ToolCall
 from llmjax.output import CompletionOutput, RequestOutput
 
 from .accounts import meter_of
@@ -18,11 +20,13 @@ from .body import read_json, size_of
 from .formatter import ChoicesFormatter, JsonObject, new_id
 from .generation import Job, run
 from .logprobs import chat_logprobs, prompt_logprobs
-from .prompts import encode_chat, fit, fit_beam, truncated
+from .prompts import encode_chat, fit, fit_beam, must_be_cut_short, truncated
 from .schema.chat import ChatRequest, parse_chat
+from .schema.fields import refuse
 from .schema.sampling import check_model
 from .sse import respond
 from .state import STATE
+from .tracing import trace_of
 
 if TYPE_CHECKING:
     from llmjax.tokenizer import Tokenizer
@@ -94,8 +98,9 @@ class ChatFormatter(ChoicesFormatter):
         if news.reasoning and self._reasons:
             delta |= reasoning_fields(news.reasoning)
         if news.tool_calls:
-            calls = enumerate(news.tool_calls, num_before)
-            delta["tool_calls"] = [{"index": index, **call.as_dict()} for index, call in calls]
+            begun = accumulate((call.begins for call in news.tool_calls), initial=num_before - 1)
+            calls = zip(islice(begun, 1, None), news.tool_calls, strict=True)
+            delta["tool_calls"] = [{"index": index, **call_piece(call)} for index, call in calls]
         return delta
 
     @property
@@ -141,6 +146,11 @@ class ChatFormatter(ChoicesFormatter):
         return {"prompt_token_ids": self._job.token_ids}
 
 
+def call_piece(call: ToolCall) -> JsonObject:
+    """Whose call it is stands in the first piece alone."""
+    return call.as_dict() if call.begins else {"function": {"arguments": call.arguments}}
+
+
 def reasoning_fields(text: str | None) -> JsonObject:
     """Under both names that clients know it by."""
     return {"reasoning": text, "reasoning_content": text}
@@ -165,17 +175,23 @@ def make_job(
         request.params, len(token_ids), max_model_len, default_max_tokens=None, param="messages"
     )
     names = config.tool_call_parser, config.reasoning_parser
-    form = ChatFormat.of(*names, prompt.template or tokenizer.tool_template)
+    template = prompt.template or tokenizer.tool_template or ""
+    form = ChatFormat.of(*names, template)
+    budget = params.thinking_token_budget
+    if budget is None and form.tags is not None and must_be_cut_short(prompt, template):
+        params = replace(params, thinking_token_budget=0)
     begun = prompt.messages[-1]["content"] if prompt.continue_final_message else None
     params, plan = plan_answer(form, request.tools, params, tokenizer, token_ids, begun)
     beam = fit_beam(request.beam, params)
+    if beam is not None and params.thinking_token_budget is not None:
+        raise refuse("thinking_token_budget", params.thinking_token_budget, "none in a beam search")
     return Job(answer_id, token_ids, params, request.options, beam=beam), plan
 
 
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     state, arrival = request.app[STATE], time.monotonic()
     engine = state.ready_engine()
-    body = parse_chat(await read_json(request), state.limits)
+    body = parse_chat(read_json(request), state.limits)
     check_model(body.model, state.model_name)
     answer_id = new_id("chatcmpl", body.request_id)
     tokenizer, config = engine.tokenizer, engine.config.model
@@ -185,5 +201,6 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     else:
         job, plan = await state.computed(await size_of(request), make_job, *args)
     formatter = ChatFormatter(answer_id, state.model_name, body, job, plan, tokenizer)
-    outputs = run(engine, [job], engine.metrics, arrival, meter_of(request))
+    meter, trace = meter_of(request), trace_of(request)
+    outputs = run(engine, [job], engine.metrics, arrival, meter, trace)
     return await respond(request, outputs, formatter, stream=body.stream, num_prompts=1)

@@ -23,6 +23,7 @@ from .schema.completion import DEFAULT_MAX_TOKENS, CompletionRequest, parse_comp
 from .schema.sampling import check_model
 from .sse import respond
 from .state import STATE
+from .tracing import trace_of
 
 if TYPE_CHECKING:
     from llmjax.tokenizer import Tokenizer
@@ -161,13 +162,14 @@ def make_jobs(
 async def create_completion(request: web.Request) -> web.StreamResponse:
     state, arrival = request.app[STATE], time.monotonic()
     engine = state.ready_engine()
-    body = parse_completion(await read_json(request), state.limits)
+    body = parse_completion(read_json(request), state.limits)
     check_model(body.model, state.model_name)
     answer_id = new_id("cmpl", body.request_id)
     args = (answer_id, body, engine.tokenizer, engine.max_model_len)
     jobs = await state.computed(await size_of(request), make_jobs, *args)
     formatter = CompletionFormatter(answer_id, state.model_name, body, jobs, engine.tokenizer)
-    outputs = run(engine, jobs, engine.metrics, arrival, meter_of(request))
+    meter, trace = meter_of(request), trace_of(request)
+    outputs = run(engine, jobs, engine.metrics, arrival, meter, trace)
     if body.echo_only:
         outputs = prompt_only(outputs)
     return await respond(request, outputs, formatter, stream=body.stream, num_prompts=len(jobs))

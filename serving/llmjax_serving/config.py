@@ -27,6 +27,8 @@ class ServerConfig:
         allowed_origins: web origins whose pages may call; "*" is all of them.
         shutdown_timeout: seconds that running requests get to end after SIGTERM.
         max_body_bytes: the largest request body.
+        max_total_body_bytes: the most that the bodies of all requests at hand take; what comes
+            beyond that is told to try again.
         client_timeout: seconds that a client may take to send a request's headers, then its body,
             to go on reading an answer, and to stay connected without asking for anything.
         access_log_format: "text", or "json": a line about each request is an object.
@@ -40,6 +42,8 @@ class ServerConfig:
             there is work; 0 is none.
         api_server_count: processes that read requests, tokenise and stream answers, beside the one
             that computes; 1 does all of it in one.
+        otlp_traces_endpoint: where OpenTelemetry spans of requests are sent to; by default there
+            are none. It takes llmjax[otel].
         max_stored_responses: answers of /v1/responses that clients can come back to; those least
             recently used are forgotten first.
     """
@@ -55,6 +59,7 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = ("*",)
     shutdown_timeout: float = 30.0
     max_body_bytes: int = 32 * 2**20
+    max_total_body_bytes: int = 256 * 2**20
     client_timeout: float = 60.0
     access_log_format: str = "text"
     files_dir: str | None = None
@@ -62,6 +67,7 @@ class ServerConfig:
     trust_request_chat_template: bool = False
     log_stats_interval: float = 10.0
     api_server_count: int = 1
+    otlp_traces_endpoint: str | None = None
     max_stored_responses: int = 1000
 
     @property
@@ -74,6 +80,7 @@ class ServerConfig:
             *(("port", 0, 65535), ("shutdown_timeout", 0, 86400), ("max_body_bytes", 1, 2**40)),
             *(("log_stats_interval", 0, 86400), ("client_timeout", 0.1, 86400)),
             *(("api_server_count", 1, 64), ("max_stored_responses", 0, 10**6)),
+            ("max_total_body_bytes", self.max_body_bytes, 2**43),
         )
         for name, least, most in ranges:
             value = getattr(self, name)

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from aiohttp import web
 
+from .body_budget import BODY, CLAIM, BodyBudget, Claim, read_body
 from .errors import ApiError, Handler
 
 logger = logging.getLogger(__name__)
@@ -90,25 +91,34 @@ def delivery_middleware(timeout: float) -> Any:
     return middleware
 
 
-def body_middleware(timeout: float) -> Any:
+def body_middleware(timeout: float, budget: BodyBudget) -> Any:
     """Reads the body of a POST request, which must come within `timeout` seconds."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        # Uploads are written to disk as they come, by their handler.
-        if request.method == "POST" and request.content_type != "multipart/form-data":
-            try:
-                async with asyncio.timeout(timeout):
-                    await request.read()
-            except TimeoutError:
-                raise ApiError(
-                    408,
-                    f"the body did not come within {timeout:g} s",
-                    code="request_timeout",
-                    headers={"Connection": "close"},
-                ) from None
-            except web.RequestPayloadError as error:
-                raise ApiError(400, f"the body cannot be read: {error}") from error
-        return await handler(request)
+        if request.method != "POST":
+            return await handler(request)
+        with budget.claim() as claim:
+            request[CLAIM] = claim
+            # Uploads are taken apart as they come, by their handler.
+            if request.content_type != "multipart/form-data":
+                request[BODY] = await body_in_time(request, claim, timeout)
+            return await handler(request)
 
     return middleware
+
+
+async def body_in_time(request: web.Request, claim: Claim, timeout: float) -> bytes:
+    """Raises ApiError where it does not come, and what `Claim.add` does."""
+    try:
+        async with asyncio.timeout(timeout):
+            return await read_body(request, claim)
+    except TimeoutError:
+        raise ApiError(
+            408,
+            f"the body did not come within {timeout:g} s",
+            code="request_timeout",
+            headers={"Connection": "close"},
+        ) from None
+    except web.RequestPayloadError as error:
+        raise ApiError(400, f"the body cannot be read: {error}") from error

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, /score and /rerank: models that pool."""
+"""POST /v1/embeddings, /pooling, /score and /rerank: models that pool."""
 
 from __future__ import annotations
 
@@ -17,25 +17,33 @@ from llmjax.pooled import best_first, pair_up
 from .accounts import meter_of
 from .body import read_json
 from .formatter import JsonObject, new_id
+from .schema.fields import refuse
 from .schema.pooling import (
     EmbeddingRequest,
+    PoolingRequest,
     RerankRequest,
     ScoreRequest,
     parse_embedding,
+    parse_pooling,
     parse_rerank,
     parse_score,
 )
 from .schema.sampling import Limits, check_model
 from .state import STATE, ServerState
+from .tracing import trace_of
 
 if TYPE_CHECKING:
     from llmjax.engine.pooling_inputs import InputMaker, Plan
 
-R = TypeVar("R", EmbeddingRequest, ScoreRequest, RerankRequest)
+R = TypeVar("R", EmbeddingRequest, PoolingRequest, ScoreRequest, RerankRequest)
 
 
 async def create_embedding(request: web.Request) -> web.Response:
     return await respond(request, parse_embedding, embedding_plan, embedding_body)
+
+
+async def create_pooling(request: web.Request) -> web.Response:
+    return await respond(request, parse_pooling, pooling_plan, pooling_body)
 
 
 async def create_score(request: web.Request) -> web.Response:
@@ -53,13 +61,14 @@ async def respond(
     make_body: Callable[[R, Sequence[Any]], JsonObject],
 ) -> web.Response:
     """The way that all of them go: read, tokenise, compute, answer."""
-    state = request.app[STATE]
+    state, arrival = request.app[STATE], time.monotonic()
     engine = state.pooling_engine()
-    body = parse(await read_json(request), state.limits)
+    body = parse(read_json(request), state.limits)
     check_model(body.model, state.model_name)
     plan = await state.in_thread(make_plan, engine.inputs, body)
     vectors = await engine.run(plan.inputs)
     meter_of(request).charge(plan.num_tokens, 0, 0)
+    trace_of(request).pooled(plan.num_tokens, arrival)
     text = await state.in_thread(partial(answer, state, plan, vectors, make_body, body))
     return web.json_response(text=text)
 
@@ -91,17 +100,52 @@ def embedding_plan(inputs: InputMaker, body: EmbeddingRequest) -> Plan:
     )
 
 
-def embedding_body(body: EmbeddingRequest, vectors: Sequence[np.ndarray]) -> JsonObject:
-    def written(vector: np.ndarray) -> str | list[float]:
-        if body.base64:
-            return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-        return vector.tolist()
+def written(body: EmbeddingRequest, numbers: np.ndarray) -> str | list[Any]:
+    """Numbers as a request wants them."""
+    if body.base64:
+        return base64.b64encode(numbers.astype("<f4").tobytes()).decode()
+    return numbers.tolist()
 
+
+def embedding_body(body: EmbeddingRequest, vectors: Sequence[np.ndarray]) -> JsonObject:
     data = [
-        {"object": "embedding", "index": i, "embedding": written(vector)}
+        {"object": "embedding", "index": i, "embedding": written(body, vector)}
         for i, vector in enumerate(vectors)
     ]
     return {"id": new_id("embd"), "object": "list", "data": data}
+
+
+def pooling_plan(inputs: InputMaker, body: PoolingRequest) -> Plan:
+    """As vLLM, the model's own task where none is asked for: of tokens, or of a score."""
+    task = body.task or ("classify" if inputs.task == "score" else "token_embed")
+    if task == "embed":
+        return embedding_plan(inputs, body.texts)
+    if task == "classify":
+        return classes_plan(inputs, body.texts)
+    return inputs.token_embeddings(
+        body.texts.inputs,
+        truncate=body.texts.truncate,
+        add_special_tokens=body.texts.add_special_tokens,
+        prompt_name=body.texts.prompt_name,
+        dimensions=body.texts.dimensions,
+    )
+
+
+def classes_plan(inputs: InputMaker, body: EmbeddingRequest) -> Plan:
+    for name, value in (("dimensions", body.dimensions), ("prompt_name", body.prompt_name)):
+        if value is not None:
+            raise refuse(name, value, "none where the task is classify")
+    return inputs.classes(
+        body.inputs, truncate=body.truncate, add_special_tokens=body.add_special_tokens
+    )
+
+
+def pooling_body(body: PoolingRequest, answers: Sequence[Any]) -> JsonObject:
+    data = [
+        {"object": "pooling", "index": i, "data": written(body.texts, np.asarray(each, np.float32))}
+        for i, each in enumerate(answers)
+    ]
+    return {"id": new_id("pool"), "object": "list", "data": data}
 
 
 def score_plan(inputs: InputMaker, body: ScoreRequest) -> Plan:

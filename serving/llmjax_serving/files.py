@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import BodyPartReader, web
+from aiohttp.http import HttpProcessingError
 
 from llmjax.checks import cut
 from llmjax.errors import InvalidRequestError
 
+from .body_budget import CLAIM, Claim
 from .errors import ApiError
 from .owner import owner_of
 from .state import STATE
@@ -117,21 +119,49 @@ def new_file(folder: Folder, name: str, purpose: str, data: bytes, owner: str) -
     return record
 
 
+async def read_part(part: BodyPartReader, claim: Claim) -> bytes:
+    """Raises what `Claim.add` does."""
+    pieces = []
+    while piece := await part.read_chunk():
+        claim.add(len(piece))
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+async def read_form(request: web.Request) -> tuple[bytes | None, str, str | None]:
+    """The file, its name, and what it is for.
+
+    Raises:
+        InvalidRequestError: there is something else.
+        ApiError: 400, what came is no form.
+    """
+    data, name, purpose = None, "", None
+    try:
+        async for part in await request.multipart():
+            if not isinstance(part, BodyPartReader):
+                raise InvalidRequestError("parts within parts are not read", param="file")
+            if part.name not in ("file", "purpose"):
+                unknown = cut(str(part.name))
+                raise InvalidRequestError(f"unknown field: {unknown}", param=unknown)
+            came = await read_part(part, request[CLAIM])
+            if part.name == "file":
+                data, name = came, part.filename or "file"
+            else:
+                purpose = came.decode(errors="replace")
+    except InvalidRequestError:
+        raise
+    except (ValueError, LookupError, RuntimeError, HttpProcessingError) as error:
+        # aiohttp has as many ways to say so as there are to get a form wrong.
+        message = f"the form cannot be read: {cut(' '.join(str(error).split()))}"
+        raise ApiError(400, message) from error
+    return data, name, purpose
+
+
 async def upload(request: web.Request) -> web.Response:
     folder, state = files_of(request), request.app[STATE]
     if request.content_type != "multipart/form-data":
         raise ApiError(415, "Content-Type is not multipart/form-data")
-    data, name, purpose = None, "", None
-    async for part in await request.multipart():
-        if not isinstance(part, BodyPartReader):
-            raise InvalidRequestError("parts within parts are not read", param="file")
-        if part.name == "file":
-            name, data = part.filename or "file", bytes(await part.read())
-        elif part.name == "purpose":
-            purpose = await part.text()
-        else:
-            name = cut(str(part.name))
-            raise InvalidRequestError(f"unknown field: {name}", param=name)
+    data, name, purpose = await read_form(request)
     if data is None:
         raise InvalidRequestError("file is required", param="file")
     if purpose != "batch":

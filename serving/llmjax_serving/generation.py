@@ -6,11 +6,16 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from llmjax.beam_search import BeamSearch, BeamSearchParams
-from llmjax.errors import InvalidRequestError, QueueFullError
+from llmjax.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    QueueFullError,
+    RequestFailedError,
+)
 from llmjax.metrics import Metrics
 from llmjax.output import RequestOutput
 from llmjax.request import RequestOptions, SamplingParams
@@ -18,6 +23,9 @@ from llmjax.request import RequestOptions, SamplingParams
 from .accounts import Meter
 from .engines import TextClient
 from .errors import unavailable
+
+if TYPE_CHECKING:
+    from .tracing import Trace
 
 
 @dataclass(frozen=True)
@@ -38,22 +46,30 @@ class Job:
 
 @dataclass
 class Stopwatch:
-    """Observes one prompt's progress into `metrics`."""
+    """Observes one prompt's progress into `metrics`.
+
+    Attributes:
+        arrival, began, first, last: when it came, first ran, and had its first and latest tokens
+            (`time.monotonic`); 0 before that.
+        error: why it failed.
+    """
 
     metrics: Metrics
     arrival: float
     choices: int
+    began: float = 0.0
     first: float = 0.0
     last: float = 0.0
     num_tokens: int = 0
-    finished: int = 0
+    finish_reasons: list[str] = field(default_factory=list)
+    error: Exception | None = None
 
     def observe(self, output: RequestOutput) -> None:
         self.metrics = self.metrics.of(output.engine)
         now = time.monotonic()
         new = sum(len(choice.token_ids) for choice in output.outputs)
         if not self.first:
-            self.first = now
+            self.began, self.first = output.began, now
             self.metrics.time_to_first_token.observe(now - self.arrival)
             self.metrics.prompt_tokens.inc(len(output.prompt_token_ids))
             self.metrics.request_prompt_tokens.observe(len(output.prompt_token_ids))
@@ -66,12 +82,14 @@ class Stopwatch:
         self.metrics.generation_tokens.inc(new)
         for choice in output.outputs:
             if choice.finish_reason is not None:
-                self.finished += 1
+                self.finish_reasons.append(choice.finish_reason)
                 self.metrics.count_finished(choice.finish_reason)
 
     def close(self) -> None:
-        for _ in range(self.choices - self.finished):
-            self.metrics.count_finished("abort")
+        # As vLLM counts what nobody asked to end.
+        broken = isinstance(self.error, RequestFailedError | EngineDeadError)
+        for _ in range(self.choices - len(self.finish_reasons)):
+            self.metrics.count_finished("error" if broken else "abort")
         if not self.first:
             return
         self.metrics.e2e_latency.observe(self.last - self.arrival)
@@ -130,7 +148,7 @@ async def whole(stream: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
 
 
 async def run_job(
-    engine: TextClient, job: Job, metrics: Metrics, arrival: float, meter: Meter
+    engine: TextClient, job: Job, metrics: Metrics, arrival: float, meter: Meter, trace: Trace
 ) -> AsyncGenerator[RequestOutput, None]:
     """Yields the news of one prompt; closing it early aborts the request."""
     watch = Stopwatch(metrics, arrival, job.params.n)
@@ -147,22 +165,30 @@ async def run_job(
                 if any(choice.finish_reason == "abort" for choice in output.outputs):
                     raise unavailable("the server aborted this request", "aborted")
                 yield output
-    except (InvalidRequestError, QueueFullError):
-        watch.choices = 0  # refused: none of them began
+    except Exception as error:
+        watch.error = error
+        if isinstance(error, InvalidRequestError | QueueFullError):
+            watch.choices = 0  # refused: none of them began
         raise
     finally:
         watch.close()
+        trace.generated(job, watch)
 
 
 async def run(
-    engine: TextClient, jobs: Sequence[Job], metrics: Metrics, arrival: float, meter: Meter
+    engine: TextClient,
+    jobs: Sequence[Job],
+    metrics: Metrics,
+    arrival: float,
+    meter: Meter,
+    trace: Trace,
 ) -> Outputs:
-    """Yields (prompt number, news) of all jobs as they come, and charges them.
+    """Yields (prompt number, news) of all jobs as they come, charges and traces them.
 
     Nothing is pulled ahead of the consumer but one output of each job. Closing it early, or
     an error of one job, aborts them all.
     """
-    streams = [run_job(engine, job, metrics, arrival, meter) for job in jobs]
+    streams = [run_job(engine, job, metrics, arrival, meter, trace) for job in jobs]
     if len(streams) == 1:
         async with aclosing(streams[0]):
             async for output in streams[0]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from llmjax.answers import AnswerPlan
-from llmjax.message import ChatMessage
+from llmjax.message import ChatMessage, ToolCall
 from llmjax.output import CompletionOutput, RequestOutput
 
 from .accounts import meter_of
@@ -19,10 +19,11 @@ from .errors import ApiError
 from .formatter import Formatter, JsonObject, new_id
 from .generation import Job, run
 from .prompts import encode_chat
-from .schema.messages import parse_count, parse_messages
+from .schema.messages import naming_fields, parse_count, parse_messages
 from .schema.sampling import check_model
 from .sse import respond
 from .state import STATE
+from .tracing import trace_of
 
 _ERROR_TYPES = {
     400: "invalid_request_error",
@@ -69,7 +70,7 @@ class MessagesFormatter(Formatter):
                 "type": "tool_use",
                 "id": call.id,
                 "name": call.name,
-                "input": json.loads(call.arguments),
+                "input": json.loads(call.arguments) if call.ends else {},
             }
             for call in said.tool_calls
         ]
@@ -85,17 +86,17 @@ class MessagesFormatter(Formatter):
         events: list[JsonObject] = []
         for choice in output.outputs:
             said = self._read(choice)
+            going_on = [call for call in said.tool_calls if not call.begins]
+            for call in going_on:
+                events += self._in_tool_use(call)
             if said.reasoning:
                 delta = {"type": "thinking_delta", "thinking": said.reasoning}
                 events += self._in_block("thinking", {"thinking": "", "signature": ""}, delta)
             if said.content:
                 delta = {"type": "text_delta", "text": said.content}
                 events += self._in_block("text", {"text": ""}, delta)
-            for call in said.tool_calls:
-                events += self._close()
-                empty = {"id": call.id, "name": call.name, "input": {}}
-                delta = {"type": "input_json_delta", "partial_json": call.arguments}
-                events += self._in_block("tool_use", empty, delta)
+            for call in said.tool_calls[len(going_on) :]:
+                events += [*self._close(), *self._in_tool_use(call)]
         return events
 
     def end(self) -> list[JsonObject]:
@@ -121,6 +122,11 @@ class MessagesFormatter(Formatter):
         if delta is not None:
             events.append({"type": "content_block_delta", "index": self._index, "delta": delta})
         return events
+
+    def _in_tool_use(self, call: ToolCall) -> list[JsonObject]:
+        empty = {"id": call.id, "name": call.name, "input": {}}
+        delta = {"type": "input_json_delta", "partial_json": call.arguments}
+        return self._in_block("tool_use", empty, delta)
 
     def _close(self) -> list[JsonObject]:
         if not self._open:
@@ -167,20 +173,22 @@ class MessagesFormatter(Formatter):
 async def create_message(request: web.Request) -> web.StreamResponse:
     state, arrival = request.app[STATE], time.monotonic()
     engine = state.ready_engine()
-    body = parse_messages(await read_json(request), state.limits)
+    body = parse_messages(read_json(request), state.limits)
     check_model(body.model, state.model_name)
     answer_id = new_id("msg")
     args = (answer_id, body, engine.tokenizer, engine.max_model_len, engine.config.model)
-    job, plan = await state.computed(await size_of(request), make_job, *args)
+    with naming_fields():
+        job, plan = await state.computed(await size_of(request), make_job, *args)
     formatter = MessagesFormatter(answer_id, state.model_name, job, plan)
-    outputs = run(engine, [job], engine.metrics, arrival, meter_of(request))
+    meter, trace = meter_of(request), trace_of(request)
+    outputs = run(engine, [job], engine.metrics, arrival, meter, trace)
     return await respond(request, outputs, formatter, stream=body.stream, num_prompts=1)
 
 
 async def count_tokens(request: web.Request) -> web.Response:
     state = request.app[STATE]
     engine = state.ready_engine()
-    body = parse_count(await read_json(request), state.limits)
+    body = parse_count(read_json(request), state.limits)
     check_model(body.model, state.model_name)
     token_ids = await state.in_thread(encode_chat, engine.tokenizer, body.prompt)
     return web.json_response({"input_tokens": len(token_ids)})

@@ -67,6 +67,7 @@ REQUESTS: dict[str, Schema] = {
     },
     "DetokenizeRequest": object_schema(tokens.DETOKENIZE),
     "EmbeddingRequest": object_schema(pooling.EMBEDDING_FIELDS, pooling.POOLING_NO_OPS),
+    "PoolingRequest": object_schema(pooling.POOLING_FIELDS, pooling.POOLING_NO_OPS),
     "ScoreRequest": object_schema(pooling.SCORE_FIELDS, pooling.POOLING_NO_OPS),
     "RerankRequest": object_schema(pooling.RERANK_FIELDS, pooling.POOLING_NO_OPS),
 }
@@ -226,6 +227,24 @@ ANSWERS: dict[str, Schema] = {
             "usage": ref("PoolingUsage"),
         }
     ),
+    "Pooled": shape(
+        {
+            "id": TEXT,
+            "object": {"const": "list"},
+            "created": COUNT,
+            "data": listed(
+                shape(
+                    {
+                        "index": COUNT,
+                        "object": {"const": "pooling"},
+                        "data": {"anyOf": [TEXT, listed(NUMBER), listed(listed(NUMBER))]},
+                    }
+                )
+            ),
+            "model": TEXT,
+            "usage": ref("PoolingUsage"),
+        }
+    ),
     "Scores": shape(
         {
             "object": {"const": "list"},
@@ -286,8 +305,10 @@ def operation(summary: str, answer: str, request: str | None = None, **more: Any
 
 
 def text_operation(summary: str, content_type: str = "text/plain") -> Schema:
+    told = operation(summary, "Error")
     content = {content_type: {"schema": TEXT}}
-    return {"summary": summary, "responses": {"200": {"description": "text", "content": content}}}
+    told["responses"]["200"] = {"description": "text", "content": content}
+    return told
 
 
 SCORE = ("/score", "/v1/score")
@@ -314,6 +335,7 @@ UPLOAD = {
     "content": {
         "multipart/form-data": {
             "schema": shape({"file": TEXT | {"format": "binary"}, "purpose": {"const": "batch"}})
+            | {"additionalProperties": False}
         }
     },
 }
@@ -372,6 +394,7 @@ PATHS: dict[str, dict[str, Schema]] = {
     "/v1/chat/completions/render": {
         "post": operation("The prompt of a conversation", "Rendered", "ChatRequest")
     },
+    "/pooling": {"post": operation("Texts to what the model makes", "Pooled", "PoolingRequest")},
     "/v1/embeddings": {"post": operation("Texts to vectors", "Embeddings", "EmbeddingRequest")},
     **{
         path: {"post": operation("How well texts go together", "Scores", "ScoreRequest")}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llmjax.beam_search import BeamSearchParams
 from llmjax.errors import InvalidRequestError
 from llmjax.request import SamplingParams, longest
+from llmjax.tokenizer import template_variables
 
 from .schema.chat import ChatPrompt
 
@@ -37,7 +38,6 @@ def template_arguments(tokenizer: Tokenizer, prompt: ChatPrompt) -> dict[str, An
     Raises:
         InvalidRequestError: the chat template knows of no `reasoning_effort`.
     """
-    effort = prompt.reasoning_effort
     optional = {
         "tools": [tool.as_dict() for tool in prompt.tools] or None,
         "documents": prompt.documents,
@@ -45,7 +45,7 @@ def template_arguments(tokenizer: Tokenizer, prompt: ChatPrompt) -> dict[str, An
         "add_special_tokens": prompt.add_special_tokens or None,
     }
     return {
-        **({} if effort is None else thinking(effort, prompt.template or tokenizer.tool_template)),
+        **thinking(prompt, prompt.template or tokenizer.tool_template or ""),
         **prompt.template_kwargs,
         **{name: value for name, value in optional.items() if value is not None},
         "add_generation_prompt": prompt.add_generation_prompt,
@@ -53,21 +53,35 @@ def template_arguments(tokenizer: Tokenizer, prompt: ChatPrompt) -> dict[str, An
     }
 
 
-def thinking(effort: str, template: str | None) -> dict[str, Any]:
-    """How a chat template is told of a `reasoning_effort`.
+SWITCHES = ("enable_thinking", "thinking")
+"""Variables by which chat templates turn the reasoning on and off."""
+
+
+def thinking(prompt: ChatPrompt, template: str) -> dict[str, Any]:
+    """How a chat template is told whether the model is to think, and for how long.
 
     Raises:
-        InvalidRequestError: it knows of none.
+        InvalidRequestError: it knows of no efforts.
     """
-    if "reasoning_effort" in (template or ""):
+    effort = prompt.reasoning_effort
+    if effort is None and not prompt.thinks:
+        return {}
+    known = template_variables(template)
+    if effort is not None and "reasoning_effort" in known:
         return {"reasoning_effort": effort}
-    if effort == "none":
-        return {"enable_thinking": False} if "enable_thinking" in (template or "") else {}
+    if effort in (None, "none"):
+        return {name: effort is None for name in SWITCHES if name in known}
     raise InvalidRequestError(
         f"reasoning_effort is {effort!r}, allowed: none, as the model's chat template knows of no "
-        "efforts",
+        "efforts (thinking_token_budget bounds the reasoning of any model)",
         param="reasoning_effort",
     )
+
+
+def must_be_cut_short(prompt: ChatPrompt, template: str) -> bool:
+    """The model is not to think, and its chat template cannot tell it so."""
+    no_thinking = prompt.reasoning_effort == "none"
+    return no_thinking and not template_variables(template) & {"reasoning_effort", *SWITCHES}
 
 
 def truncated(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from llmjax.answers import AnswerPlan
@@ -52,32 +52,49 @@ class TextItem:
         return {**head, "role": "assistant", "content": content}
 
 
-def call_item(call: ToolCall, item_id: str, status: str, arguments: str) -> Item:
-    return {
-        "id": item_id,
-        "type": "function_call",
-        "status": status,
-        "call_id": call.id,
-        "name": call.name,
-        "arguments": arguments,
-    }
+@dataclass
+class CallItem:
+    """A call, as its arguments grow."""
+
+    id: str
+    call: ToolCall
+    kind = "function_call"
+    event = "response.function_call_arguments"
+
+    def as_dict(self, status: str) -> Item:
+        return {
+            "id": self.id,
+            "type": self.kind,
+            "status": status,
+            "call_id": self.call.id,
+            "name": self.call.name,
+            "arguments": self.call.arguments,
+        }
 
 
 Segment = tuple[str, str] | ToolCall
-"""("message" or "reasoning", text), or a call."""
+"""("message" or "reasoning", text), or a call or a piece of one."""
 
 
 def in_order(news: Iterable[ChatMessage]) -> list[Segment]:
     """What was said, one after the other; neighbours of a kind together."""
     segments: list[Segment] = []
     for said in news:
+        going_on = [call for call in said.tool_calls if not call.begins]
+        for piece in going_on:
+            last = segments[-1] if segments else None
+            if isinstance(last, ToolCall):
+                text = last.arguments + piece.arguments
+                segments[-1] = replace(last, arguments=text, ends=piece.ends)
+            else:
+                segments.append(piece)
         for kind, text in (("reasoning", said.reasoning), ("message", said.content)):
             last = segments[-1] if segments else None
             if isinstance(last, tuple) and last[0] == kind:
                 segments[-1] = kind, last[1] + text
             elif text:
                 segments.append((kind, text))
-        segments += said.tool_calls
+        segments += said.tool_calls[len(going_on) :]
     return segments
 
 
@@ -112,7 +129,7 @@ class ResponseFormatter(Formatter):
         # character: of a longer piece the parser tells what there is of each.
         self._mixes = plan.use is not None or plan.reasoning is not None
         self._output: list[Item] = []
-        self._open: TextItem | None = None
+        self._open: TextItem | CallItem | None = None
         self._logprobs: list[Any] = []
         self._num_told = 0
         self._num_events = 0
@@ -213,7 +230,7 @@ class ResponseFormatter(Formatter):
 
     def _tell(self, segment: Segment) -> list[JsonObject]:
         if isinstance(segment, ToolCall):
-            return [*self._close("completed"), *self._call(segment)]
+            return self._call(segment)
         kind, text = segment
         events = []
         if self._open is None or self._open.kind != kind:
@@ -236,7 +253,7 @@ class ResponseFormatter(Formatter):
     def _delta(self, text: str) -> list[JsonObject]:
         """Text of the open item, with the log-probabilities of the tokens since the last."""
         item = self._open
-        assert item is not None
+        assert isinstance(item, TextItem)
         item.pieces.append(text)
         told: JsonObject = {"delta": text}
         if item.kind == "message":
@@ -254,6 +271,8 @@ class ResponseFormatter(Formatter):
         item = self._open
         if item is None:
             return []
+        if isinstance(item, CallItem):
+            return self._close_call(item)
         events = []
         if item.kind == "message" and self._num_told < len(self._logprobs):
             events += self._delta("")  # of tokens without a text, as that which ends it
@@ -269,21 +288,33 @@ class ResponseFormatter(Formatter):
         self._open = None
         return events
 
-    def _call(self, call: ToolCall) -> list[JsonObject]:
-        item_id = new_item_id("fc")
-        about = {"item_id": item_id}
-        done = call_item(call, item_id, "completed", call.arguments)
-        arguments = "response.function_call_arguments"
-        told = {"name": call.name, "arguments": call.arguments}
+    def _call(self, piece: ToolCall) -> list[JsonObject]:
+        """A call, or more of the one that is open."""
+        events = []
+        if piece.begins:
+            events = self._close("completed")
+            self._open = CallItem(new_item_id("fc"), replace(piece, arguments="", ends=False))
+            empty = self._open.as_dict("in_progress")
+            events.append(self._about_item("response.output_item.added", item=empty))
+        item = self._open
+        assert isinstance(item, CallItem)
+        if piece.arguments:
+            delta = {"item_id": item.id, "delta": piece.arguments}
+            events.append(self._about_item(f"{item.event}.delta", **delta))
+        text = item.call.arguments + piece.arguments
+        item.call = replace(item.call, arguments=text, ends=piece.ends)
+        return [*events, *(self._close("completed") if piece.ends else [])]
+
+    def _close_call(self, item: CallItem) -> list[JsonObject]:
+        """One that was cut off, or went wrong, has not been completed."""
+        done = item.as_dict("completed" if item.call.ends else "incomplete")
+        told = {"item_id": item.id, "name": item.call.name, "arguments": item.call.arguments}
         events = [
-            self._about_item(
-                "response.output_item.added", item=call_item(call, item_id, "in_progress", "")
-            ),
-            self._about_item(f"{arguments}.delta", **about, delta=call.arguments),
-            self._about_item(f"{arguments}.done", **about, **told),
+            self._about_item(f"{item.event}.done", **told),
             self._about_item("response.output_item.done", item=done),
         ]
         self._output.append(done)
+        self._open = None
         return events
 
     def _about_text(self, event: str, **fields: Any) -> JsonObject:

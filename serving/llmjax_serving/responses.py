@@ -39,6 +39,7 @@ from .schema.responses import (
 from .schema.sampling import check_model
 from .sse import respond
 from .state import STATE
+from .tracing import trace_of
 
 if TYPE_CHECKING:
     from llmjax.tokenizer import Tokenizer
@@ -136,7 +137,7 @@ async def create(request: web.Request) -> web.StreamResponse:
     state, arrival = request.app[STATE], time.monotonic()
     store, owner = request.app[STORE], owner_of(request)
     engine = state.ready_engine()
-    body = parse_response(await read_json(request))
+    body = parse_response(read_json(request))
     if body.store and not store.capacity:
         raise refuse("store", True, "false, as the server has --max-stored-responses 0")
     check_model(body.chat.get("model"), state.model_name)
@@ -149,9 +150,9 @@ async def create(request: web.Request) -> web.StreamResponse:
     echo = body.echo | {"store": is_kept}
     formatter = ResponseFormatter(answer_id, state.model_name, echo, chat, plan, tokenizer)
     response = StoredResponse(answer_id, owner, given, formatter, is_kept)
-    outputs = until(
-        response.cancelled, run(engine, [job], engine.metrics, arrival, meter_of(request)), job
-    )
+    meter, trace = meter_of(request), trace_of(request)
+    running = run(engine, [job], engine.metrics, arrival, meter, trace)
+    outputs = until(response.cancelled, running, job)
     store.begin(response)
     try:
         return await respond(request, outputs, formatter, stream=body.stream, num_prompts=1)

@@ -38,7 +38,7 @@ def tokenized(tokenizer: Tokenizer, request: TokenizeRequest, max_model_len: int
 async def tokenize(request: web.Request) -> web.Response:
     state = request.app[STATE]
     engine = state.ready()
-    body = parse_tokenize(await read_json(request), state.limits)
+    body = parse_tokenize(read_json(request), state.limits)
     check_model(body.model, state.model_name)
     text = await state.in_thread(tokenized, engine.tokenizer, body, engine.max_model_len)
     return web.json_response(text=text)
@@ -47,7 +47,7 @@ async def tokenize(request: web.Request) -> web.Response:
 async def detokenize(request: web.Request) -> web.Response:
     state = request.app[STATE]
     engine = state.ready()
-    body = parse_detokenize(await read_json(request), state.limits)
+    body = parse_detokenize(read_json(request), state.limits)
     check_model(body.model, state.model_name)
     # vLLM keeps special tokens here, so that the text tokenises back to the same ids.
     text = await state.in_thread(
@@ -84,7 +84,7 @@ def rendered(tokenizer: Tokenizer, prompt: ChatPrompt) -> str:
 async def render(request: web.Request) -> web.Response:
     state = request.app[STATE]
     engine = state.ready_engine()
-    body = parse_chat(await read_json(request), state.limits)
+    body = parse_chat(read_json(request), state.limits)
     check_model(body.model, state.model_name)
     text = await state.in_thread(rendered, engine.tokenizer, body.prompt)
     return web.json_response(text=text)

@@ -15,7 +15,7 @@ from llmjax.answers.syntaxes import SYNTAXES
 from llmjax.config import TOOL_CALL_PARSERS
 from llmjax.message import ChatMessage
 
-from .texts import CASES, NAMES, NO_CALLS, hermes
+from .texts import CASES, FLAWED, NAMES, NO_CALLS, hermes
 
 MARKERS = sorted({m for syntax in SYNTAXES.values() for m in (*syntax.special, *syntax.leading)})
 
@@ -24,13 +24,16 @@ def read(name: str, *pieces: str, most: int | None = None) -> ChatMessage:
     parser = CallParser(SYNTAXES[name], NAMES, most)
     whole = ChatMessage()
     for news in (*map(parser.push, pieces), parser.finish()):
-        whole.content += news.content
-        whole.tool_calls += news.tool_calls
+        whole.add(news)
     return whole
 
 
-def meaning(message: ChatMessage) -> tuple[str, list[tuple[str, dict]]]:
-    return message.content, [(c.name, json.loads(c.arguments)) for c in message.tool_calls]
+def meaning(message: ChatMessage) -> tuple[str, list[tuple[str, object]]]:
+    """What a call that is not whole means is its text."""
+    calls = message.tool_calls
+    return message.content, [
+        (c.name, json.loads(c.arguments) if c.ends else c.arguments) for c in calls
+    ]
 
 
 def cut(text: str, ends: list[int]) -> list[str]:
@@ -74,11 +77,15 @@ def test_pieces_do_not_matter(case, ends):
 def test_any_text_is_read_and_pieces_do_not_matter(name, parts, ends):
     text = "".join(parts)
     whole = read(name, text)
-    assert meaning(read(name, *cut(text, ends))) == meaning(whole)
+    in_pieces = read(name, *cut(text, ends))
+    assert meaning(in_pieces) == meaning(whole)
+    arguments = [call.arguments for call in whole.tool_calls]
+    assert [call.arguments for call in in_pieces.tool_calls] == arguments
     if not whole.tool_calls:
         assert whole.content == text
     for call in whole.tool_calls:
-        assert call.name in NAMES and isinstance(json.loads(call.arguments), dict)
+        assert call.name in NAMES
+        assert not call.ends or isinstance(json.loads(call.arguments), dict)
 
 
 @given(st.sampled_from(CASES), st.integers(0, 2**16), st.text(max_size=2))
@@ -116,6 +123,25 @@ def test_what_a_grammar_makes_a_parser_reads(name, many, ends):
     assert meaning(read(name, *cut(text, ends))) == ("", [("add", one) for one in many])
 
 
+@settings(max_examples=50)
+@given(
+    st.sampled_from(FRAMED),
+    st.dictionaries(st.text("ab\n\"'{", max_size=3), VALUES, max_size=3),
+    st.booleans(),
+    st.integers(0, 2**16),
+    st.lists(st.integers(0, 2**16), max_size=6),
+)
+def test_what_is_told_of_arguments_is_how_they_begin(name, arguments, is_ascii, at, ends):
+    frame = SYNTAXES[name].frame
+    written = json.dumps(arguments, ensure_ascii=is_ascii)
+    text = frame.opening + frame.head_of("add") + written + frame.tail + frame.closing
+    (call,) = read(name, *cut(text, ends)).tool_calls
+    assert call.ends and call.arguments == written
+    so_far = read(name, *cut(text[: at % len(text)], ends)).tool_calls
+    assert all(written.startswith(piece.arguments) for piece in so_far)
+    assert [piece.arguments == written for piece in so_far] == [piece.ends for piece in so_far]
+
+
 @given(
     st.dictionaries(st.from_regex("[a-z_][a-z0-9_]{0,3}", fullmatch=True), VALUES, max_size=3),
     st.lists(st.integers(0, 2**16), max_size=4),
@@ -133,11 +159,41 @@ def test_content_does_not_wait_for_what_cannot_be_a_call():
     assert said == ["Hi", "", " <b>", "", "", " <tool_call>x", "y"]
 
 
-def test_a_call_is_given_out_as_soon_as_it_is_complete():
-    text = hermes("now", "{}")
+@pytest.mark.parametrize(("name", "text", "content", "arguments", "is_whole"), FLAWED)
+def test_what_has_begun_as_a_call_is_one(name, text, content, arguments, is_whole):
+    for message in (read(name, text), read(name, *text)):
+        (call,) = message.tool_calls
+        assert (call.arguments, call.ends, message.content) == (arguments, is_whole, content)
+
+
+def test_arguments_are_given_out_as_they_come():
+    text = hermes("write", '{"text": "a\\u00e9 \n☃", "n": 12, "on": true}')
     parser = CallParser(SYNTAXES["hermes"], NAMES)
-    assert not parser.push(text[:-1])
-    assert len(parser.push(text[-1]).tool_calls) == 1
+    at = text.index('{"text')
+    assert not parser.push(text[:at])
+    news = [parser.push(char) for char in text[at:]]
+    assert not any(message.content for message in news)
+    pieces = [call for message in news for call in message.tool_calls]
+    assert [piece.begins for piece in pieces] == [True] + [False] * (len(pieces) - 1)
+    assert [piece.ends for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert len({(piece.id, piece.name) for piece in pieces}) == 1
+    told = [piece.arguments for piece in pieces]
+    assert told == [
+        *("{", '"', "t", "e", "x", "t", '": "', "a", "\\u00e9", " ", "\\n", "☃"),
+        *('"', ', "', "n", '": 12', ', "', "o", "n", '": true}'),
+    ]
+    assert json.loads("".join(told)) == {"text": "aé \n☃", "n": 12, "on": True}
+
+
+def test_a_call_that_is_no_json_comes_whole():
+    parser = CallParser(SYNTAXES["pythonic"], NAMES)
+    assert not parser.push("[add(a=1), now()")
+    (one, other) = parser.push("]").tool_calls
+    assert one.begins and one.ends and other.begins and other.ends
+    parser = CallParser(SYNTAXES["hermes"], NAMES)
+    assert not parser.push('<tool_call>{"arguments": {}, "name": "now"')
+    (call,) = parser.push("}").tool_calls
+    assert (call.arguments, call.begins, call.ends) == ("{}", True, True)
 
 
 def test_a_good_call_after_a_bad_one():

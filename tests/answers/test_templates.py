@@ -12,6 +12,7 @@ from llmjax.answers.calls import CallParser
 from llmjax.answers.reasoning import REASONING, ReasoningParser, detect_reasoning
 from llmjax.answers.syntaxes import SYNTAXES, detect_syntax
 from llmjax.errors import ChatTemplateError
+from llmjax.tokenizer import template_variables
 from llmjax.tokenizer.chat import ChatTemplate
 
 from .test_calls import read
@@ -105,6 +106,15 @@ def test_reasoning_comes_back_too():
     assert detect_reasoning(deepseek).at_end_of(render("deepseek_v3.1", [USER])) is None
     thinking = render("deepseek_v3.1", [USER], thinking=True)
     assert detect_reasoning(deepseek).at_end_of(thinking).is_open
+
+
+def test_templates_say_what_turns_the_reasoning_on():
+    switches = {"enable_thinking", "thinking", "reasoning_effort"}
+    found = {name: template_variables(source) & switches for name, source in SOURCES.items()}
+    assert found["qwen3"] == {"enable_thinking"} and found["deepseek_v3.1"] == {"thinking"}
+    assert not found["qwen2.5"] and not found["mistral"] and not found["gemma"]
+    with pytest.raises(ChatTemplateError, match="not valid Jinja"):
+        template_variables("{% if %}")
 
 
 def test_templates_that_know_no_calls():

@@ -252,6 +252,8 @@ def test_a_step_that_fails_takes_its_requests_along_and_no_others(make_engine, m
         engine.check_health()
         engine.engine.scheduler.check_balance()
         assert engine.stats().pages_used == 0 and not engine.streams.processor._states
+        totals = engine.metrics.totals()
+        assert (totals["steps_failed_total"], totals["requests_failed_total"]) == (1, 1)
         assert await collect(engine, "again", prompts[0]) == expected[0]
         await engine.drain(5)
 
@@ -311,7 +313,7 @@ def test_what_nobody_took_of_a_request_that_is_cut_off_is_told(make_engine):
         assert len(told) == 1, "it had not begun"
         long = engine.generate("long", list(range(20, 85)), PARAMS, on_cut=told.append)
         begun = asyncio.ensure_future(anext(long))
-        while not any(s.request.has_begun for s in engine.streams._streams.values()):
+        while not any(s.request.began for s in engine.streams._streams.values()):
             await asyncio.sleep(0)
         begun.cancel()  # most likely before its first token
         await asyncio.gather(begun, return_exceptions=True)

@@ -171,3 +171,26 @@ def test_the_command_line(tiny_model, tmp_path, capsys):
     answers = [json.loads(text) for text in target.read_text().splitlines()]
     codes = {a["custom_id"]: a["response"]["status_code"] for a in answers}
     assert codes == {"r0": 200, "r1": 200, "r2": 200, "r3": 200, "r9": 400}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"--b",
+        b"--b--\r\n",
+        b"--b\r\n\r\nx\r\n--b--\r\n",
+        b'--b\r\nContent-Disposition: form-data; name="\x08"\r\n\r\nx\r\n--b--\r\n',
+        b'--b\r\nContent-Disposition: form-data; name="file"\r\nContent-Length: -1\r\n\r\nx',
+        b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\nx',
+        b"--b\r\nContent-Type: multipart/mixed; boundary=c\r\n\r\n--c--\r\n--b--\r\n",
+        b"\xff" * 100,
+    ],
+)
+@pytest.mark.parametrize("kind", ["multipart/form-data", "multipart/form-data; boundary=b"])
+@run_async
+async def test_forms_that_are_none_are_refused(tmp_path, kind, body):
+    async with batching(tmp_path) as client:
+        answer = await client.post("/v1/files", data=body, headers={"Content-Type": kind})
+        assert answer.status == 400, await answer.text()
+        assert (await client.get("/health")).status == 200

@@ -58,8 +58,10 @@ def scorer() -> Iterator[PoolingEngine]:
 
 
 @asynccontextmanager
-async def served(engine: PoolingEngine) -> AsyncIterator[TestClient]:
-    state = ServerState(MODEL, ServerConfig(), pooling=engine)
+async def served(
+    engine: PoolingEngine, config: ServerConfig | None = None
+) -> AsyncIterator[TestClient]:
+    state = ServerState(MODEL, config or ServerConfig(), pooling=engine)
     server = TestServer(make_app(state), handler_cancellation=True)
     async with TestClient(server) as client:
         client.state = state  # type: ignore[attr-defined]
@@ -108,6 +110,75 @@ async def test_texts_and_ids_one_and_many(embedder):
         _, cut = await call(client, "/v1/embeddings", input=LONG, truncate_prompt_tokens=-1)
         np.testing.assert_allclose(cut["data"][0]["embedding"], ref["long"], atol=2e-5)
         assert cut["usage"]["prompt_tokens"] == embedder.max_model_len
+
+
+@pytest.mark.parametrize(("name", "token"), [("roberta", 0), ("qwen3", -1)])
+def test_vectors_of_tokens(name, token):
+    """Where one token stands for all, its vector is sentence-transformers' of the text."""
+    engine = engine_of(name, token_buckets=(200,))
+    ref = np.load(FIXTURES / name / "ref.npz")
+
+    @run_async
+    async def test():
+        async with served(engine) as client:
+            both = (
+                call(client, "/pooling", input=TEXTS[:5], task="token_embed"),
+                call(client, "/v1/embeddings", input=TEXTS[5:8]),
+            )
+            (status, answer), (_, whole) = await asyncio.gather(*both)
+            assert status == 200, answer
+            checked("Pooled", answer)
+            counts = [len(item["data"]) for item in answer["data"]]
+            assert counts == ref["lengths"][:5].tolist()
+            got = [item["data"][token] for item in answer["data"]]
+            np.testing.assert_allclose(got, ref["texts"][:5], atol=2e-5)
+            got = [item["embedding"] for item in whole["data"]]
+            np.testing.assert_allclose(got, ref["texts"][5:8], atol=2e-5)
+            _, same = await call(client, "/pooling", input=TEXTS[:5], encoding_format="base64")
+            for item, other in zip(same["data"], answer["data"], strict=True):
+                flat = np.frombuffer(base64.b64decode(item["data"]), "<f4")
+                np.testing.assert_allclose(flat, np.ravel(other["data"]), atol=1e-5)
+            _, pooled = await call(client, "/pooling", input=TEXTS[0], task="embed")
+            np.testing.assert_allclose(pooled["data"][0]["data"], ref["texts"][0], atol=2e-5)
+            status, answer = await call(client, "/pooling", input="a", task="classify")
+            assert (status, answer["error"]["code"]) == (400, "unsupported_task")
+
+    test()
+    engine.close()
+
+
+@run_async
+async def test_vectors_of_tokens_are_cut_and_have_a_length(embedder):
+    async with served(embedder) as client:
+        _, whole = await call(client, "/pooling", input=TEXTS[0])
+        _, short = await call(client, "/pooling", input=TEXTS[0], dimensions=8)
+        _, cut = await call(client, "/pooling", input=TEXTS[0], truncate_prompt_tokens=4)
+    whole, short = (np.array(answer["data"][0]["data"]) for answer in (whole, short))
+    np.testing.assert_allclose(np.linalg.norm(whole, axis=1), 1, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(short, axis=1), 1, atol=1e-5)
+    assert short.shape == (len(whole), 8) and len(cut["data"][0]["data"]) == 4
+    expected = whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True)
+    np.testing.assert_allclose(short, expected, atol=1e-5)
+
+
+@run_async
+async def test_a_text_alone_has_a_score(scorer):
+    async with served(scorer) as client:
+        status, answer = await call(client, "/pooling", input=TEXTS[:2])
+        assert status == 200, answer
+        checked("Pooled", answer)
+        _, again = await call(client, "/pooling", input=TEXTS[1], task="classify")
+        scores = [item["data"] for item in answer["data"]]
+        assert all(len(score) == 1 and 0 < score[0] < 1 for score in scores)
+        assert again["data"][0]["data"] == pytest.approx(scores[1], abs=1e-6)
+        for fields, param in (
+            ({"task": "token_embed"}, None),
+            ({"task": "sort"}, "task"),
+            ({"dimensions": 8}, "dimensions"),
+            ({"prompt_name": "query"}, "prompt_name"),
+        ):
+            status, answer = await call(client, "/pooling", input="a", **fields)
+            assert (status, answer["error"]["param"]) == (400, param)
 
 
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])

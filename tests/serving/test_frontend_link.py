@@ -102,14 +102,14 @@ def test_requests_arrive_as_they_were_sent(params, options):
 
 def test_deltas_arrive_as_they_were_sent():
     rows = [TokenLogprobs(4, -0.5, 1, (4, 5), (-0.5, float("-inf")))]
-    request = Request("3-7", [1], SamplingParams(), engine=2, has_begun=True)
+    request = Request("3-7", [1], SamplingParams(), engine=2, began=1.5)
     error = QueueFullError("full", retry_after=9)
     for delta in (
         SequenceDelta("3-7", 1, [4, 5], rows * 2, rows, FinishReason.STOP, "end", 11, error),
         SequenceDelta("3-7", 0, [4], [], stop_reason=5),
     ):
-        got, engine, has_begun = delta_in(carried(delta_out(delta, "7", request)))
-        assert (engine, has_begun) == (2, True)
+        got, engine, began = delta_in(carried(delta_out(delta, "7", request)))
+        assert (engine, began) == (2, 1.5)
         assert got.error is None or (str(got.error), got.error.retry_after) == ("full", 9)
         delta.request_id, delta.error, got.error = "7", None, None
         assert got == delta

@@ -8,8 +8,11 @@ import json
 import socket
 from types import SimpleNamespace
 
+import aiohttp
 import pytest
 
+from llmjax.errors import ConfigError
+from llmjax_serving.body_budget import BUDGET
 from llmjax_serving.config import ServerConfig
 from llmjax_serving.delivery import LEAST_BYTES, ReaderWatch
 
@@ -187,3 +190,49 @@ async def test_a_body_that_grows_as_it_is_unpacked_is_too_large():
     async with client_of(EngineDouble(), ServerConfig(max_body_bytes=10**6)) as client:
         response = await client.post("/v1/completions", data=raw, headers=headers)
         assert response.status == 413
+
+
+@run_async
+async def test_many_large_bodies_together_have_a_bound():
+    """What has come counts, not what is promised, until the request has been answered."""
+    config = ServerConfig(max_body_bytes=1000, max_total_body_bytes=1500)
+    engine = EngineDouble(gate=asyncio.Event())
+    large = {"prompt": "a" * 700}
+    async with client_of(engine, config) as client:
+        promised = [await send(client, raw_request(PROMPT, claimed=900)) for _ in range(3)]
+        streamed = await client.post("/v1/completions", json={**large, "stream": True})
+        assert streamed.status == 200
+        budget = client.app[BUDGET]
+        await until(lambda: 700 < budget.used < 1000)
+        waits = [await send(client, raw_request(large, claimed=900))]
+        await until(lambda: budget.used > 1400)
+        refused = await client.post("/v1/completions", json=large)
+        error = (await refused.json())["error"]
+        assert (refused.status, error["code"]) == (503, "bodies_full")
+        assert "1500 bytes (--max-total-body-bytes)" in error["message"]
+        assert refused.headers["Retry-After"]
+        assert (await client.post("/v1/completions", json={"prompt": "a" * 1000})).status == 413
+        engine.gate.set()
+        await streamed.read()
+        await until(lambda: budget.used < 800)
+        assert (await client.post("/v1/completions", json=large)).status == 200
+        for _, writer in [*promised, *waits]:
+            writer.close()
+        await until(lambda: not budget.used)
+
+
+@run_async
+async def test_uploads_count_too(tmp_path):
+    config = ServerConfig(
+        max_body_bytes=1000, max_total_body_bytes=1000, files_dir=str(tmp_path / "files")
+    )
+    async with client_of(EngineDouble(), config) as client:
+        for size, status in ((500, 200), (1500, 413), (500, 200)):
+            form = aiohttp.FormData({"purpose": "batch"})
+            form.add_field("file", b"x" * size, filename="a.jsonl")
+            assert (await client.post("/v1/files", data=form)).status == status
+
+
+def test_a_budget_holds_one_body_at_least():
+    with pytest.raises(ConfigError, match="max_total_body_bytes is 999, allowed: 1000 to"):
+        ServerConfig(max_body_bytes=1000, max_total_body_bytes=999)

@@ -113,6 +113,28 @@ async def test_thoughts_text_and_tools_in_whatever_pieces():
 
 
 @run_async
+async def test_a_call_that_is_cut_off():
+    said = SAID[: SAID.index("îmes")]
+    double = engine(*said)
+    double.ends = "length"
+    async with client_of(double) as client:
+        _, body = await post(client, tools=TOOLS, max_tokens=500)
+        told = await stream(client, tools=TOOLS)
+    *_, block = body["content"]
+    assert (block["type"], block["name"], block["input"]) == ("tool_use", "weather", {})
+    assert body["stop_reason"] == "max_tokens"
+    deltas = [e["delta"] for e in told if e["type"] == "content_block_delta"]
+    pieces = [d["partial_json"] for d in deltas if d["type"] == "input_json_delta"]
+    assert "".join(pieces) == '{"city": "N' and len(pieces) > 3
+    assert [e["type"] for e in told[-3:]] == ["content_block_stop", "message_delta", "message_stop"]
+    # What goes on behind a call that went wrong is text, in a block of its own.
+    async with client_of(engine(*said, 'x", NaN}')) as client:
+        told = await stream(client, tools=TOOLS)
+    blocks = [e["content_block"]["type"] for e in told if e["type"] == "content_block_start"]
+    assert blocks == ["thinking", "text", "tool_use", "text"]
+
+
+@run_async
 async def test_what_came_before_reaches_the_template():
     double = engine("ok")
     turns = [
@@ -176,7 +198,12 @@ async def test_why_it_ends():
         ("tools", [{"type": "web_search_20250305", "name": "web_search"}]),
         ("tool_choice", {"type": "tool"}),
         ("tool_choice", {"type": "some"}),
-        ("thinking", {"type": "enabled", "budget_tokens": 1024}),
+        ("thinking", {"type": "enabled"}),
+        ("thinking", {"type": "enabled", "budget_tokens": 0}),
+        ("thinking", {"type": "enabled", "budget_tokens": 50}),
+        ("thinking", {"type": "enabled", "budget_tokens": 20}),
+        ("thinking", {"type": "adaptive", "budget_tokens": 20}),
+        ("thinking", {"type": "much"}),
         ("system", [{"type": "image"}]),
         ("metadata", {"who": "me"}),
         ("stream", "yes"),
@@ -192,6 +219,26 @@ async def test_what_is_refused(field, value):
         assert body["error"]["type"] == "invalid_request_error"
         assert field in body["error"]["message"]
         assert (await post(client))[0] == 200
+
+
+@run_async
+async def test_a_budget_of_thinking():
+    double = engine(*SAID, template="</think> {{ thinking }}")
+    asked = {"type": "enabled", "budget_tokens": 20}
+    async with client_of(double) as client:
+        status, body = await post(client, thinking=asked)
+        assert status == 200, body
+        counted = await post(client, url=f"{URL}/count_tokens", thinking=asked)
+        await post(client, thinking={"type": "disabled"})
+        await post(client, thinking={"type": "adaptive"})
+        double.tokenizer.tool_template = "no tags"
+        status, body = await post(client, thinking=asked)
+    assert status == 400 and "thinking.budget_tokens is 20" in body["error"]["message"]
+    prompts = [bytes(ids).decode() for ids, _ in double.seen]
+    assert "thinking=True" in prompts[0] and "thinking=False" in prompts[1]
+    assert "thinking=" not in prompts[2]
+    assert counted == (200, {"input_tokens": len(prompts[0])})
+    assert [p.thinking_token_budget for _, p in double.seen] == [20, None, None]
 
 
 @run_async

@@ -232,6 +232,8 @@ async def test_events_of_a_plain_text():
         (SAID, {"tools": TOOLS, "parallel_tool_calls": False}),
         (SAID[:-20], {"tools": TOOLS}),
         (SAID[:60], {"tools": TOOLS}),
+        (SAID[: SAID.index("îmes")], {"tools": TOOLS}),
+        (SAID.replace('"Nîmes"', "NaN"), {"tools": TOOLS}),
         (SAID[SAID.index("<tool") :], {"tools": TOOLS}),
         ("<think>Well,", {}),
         ("<think>Well</think>Hi", LOGPROBS),
@@ -557,13 +559,14 @@ async def test_which_functions_may_be_called():
 @run_async
 async def test_what_is_asked_for_reaches_the_engine():
     double = EngineDouble()
-    double.tokenizer.tool_template = "reasoning_effort"
+    double.tokenizer.tool_template = "{{ reasoning_effort }} </think>"
     schema = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
     async with client_of(double) as client:
         status, body = await post(
             client,
             max_output_tokens=7,
             reasoning={"effort": "low"},
+            thinking_token_budget=6,
             seed=5,
             stop=["x"],
             temperature=0.5,
@@ -575,6 +578,7 @@ async def test_what_is_asked_for_reaches_the_engine():
     assert status == 200, body
     ((_, params),) = double.seen
     assert (params.max_tokens, params.seed, params.stop) == (7, 5, ("x",))
+    assert params.thinking_token_budget == 6 and params.reasoning is not None
     assert (params.temperature, params.top_k, params.logit_bias) == (0.5, 3, {65: 5})
     assert params.structured_outputs.label == "response_format.json_schema.schema"
     assert double.options[0].user == "me"

@@ -70,8 +70,11 @@ async def test_a_stream_is_the_same_in_whatever_pieces():
         assert calls(choice.message) == CALLS
         assert choice.finish_reason == "tool_calls"
         deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-        indices = [c["index"] for delta in deltas for c in delta.get("tool_calls", [])]
-        assert indices == [0, 1]
+        pieces = [c for delta in deltas for c in delta.get("tool_calls", [])]
+        assert [piece["index"] for piece in pieces if "id" in piece] == [0, 1]
+        assert sorted(pieces, key=lambda piece: piece["index"]) == pieces
+        assert all({*piece} == {"index", "function"} for piece in pieces if "id" not in piece)
+        assert len(pieces) > 2 or size == len(SAID)
 
 
 @run_async
@@ -85,6 +88,29 @@ async def test_only_a_call_has_no_content():
     choice = cut["choices"][0]
     assert choice["finish_reason"] == "length" and "tool_calls" not in choice["message"]
     assert choice["message"]["content"].startswith("<tool_call>")
+
+
+@run_async
+async def test_a_call_that_is_cut_off_is_one():
+    said = SAID[SAID.index("<tool_call>") :]
+    most = said.index("îmes")
+    async with client_of(engine(*said)) as client:
+        _, body = await post(client, tools=TOOLS, max_tokens=most)
+        chunks = await stream(client, tools=TOOLS, max_tokens=most)
+    (choice,) = body["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "length" and choice["message"]["content"] is None
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "N'}
+    state = ChatCompletionStreamState()
+    for chunk in chunks:
+        state.handle_chunk(ChatCompletionChunk.model_validate(chunk, strict=True))
+    snapshot = state.current_completion_snapshot.choices[0]
+    assert snapshot.message.tool_calls[0].function.arguments == '{"city": "N'
+    assert snapshot.finish_reason == "length"
+    # What goes wrong by itself is not said to be a call that can be made.
+    async with client_of(engine(said[:most])) as client:
+        _, body = await post(client, tools=TOOLS)
+    assert body["choices"][0]["finish_reason"] == "stop"
 
 
 @run_async
@@ -183,15 +209,41 @@ async def test_an_answer_is_of_its_format_or_a_call():
 
 @run_async
 async def test_templates_are_told_how_long_to_think():
-    double = engine("a", template="reasoning_effort enable_thinking")
+    double = engine("a", template="{{ reasoning_effort }}{{ enable_thinking }}")
     async with client_of(double) as client:
         await post(client, reasoning_effort="low")
-        double.tokenizer.tool_template = "enable_thinking"
+        double.tokenizer.tool_template = "{{ enable_thinking }}"
         await post(client, reasoning_effort="none")
         await post(client, reasoning_effort="none", chat_template_kwargs={"enable_thinking": True})
     prompts = [bytes(ids).decode() for ids, _ in double.seen]
     assert "reasoning_effort=low" in prompts[0]
     assert "enable_thinking=False" in prompts[1] and "enable_thinking=True" in prompts[2]
+
+
+@run_async
+async def test_who_thinks_may_be_bounded():
+    double = engine("<think>Hm.</think>4", template="</think> {{ thinking }}")
+    async with client_of(double) as client:
+        status, body = await post(client, thinking_token_budget=5)
+        assert status == 200 and body["choices"][0]["message"]["reasoning"] == "Hm."
+        await post(client, reasoning_effort="none")
+        double.tokenizer.tool_template = "</think>"
+        await post(client, reasoning_effort="none")
+        await post(client, reasoning_effort="none", thinking_token_budget=9)
+        beam = {"use_beam_search": True, "n": 2, "temperature": 0}
+        for fields in ({"thinking_token_budget": 0}, {"reasoning_effort": "none"}):
+            status, body = await post(client, **beam, **fields)
+            assert (status, body["error"]["param"]) == (400, "thinking_token_budget")
+        double.tokenizer.tool_template = "no tags"
+        await post(client, reasoning_effort="none")
+        status, body = await post(client, thinking_token_budget=5)
+        assert (status, body["error"]["param"]) == (400, "thinking_token_budget")
+        assert "--reasoning-parser" in body["error"]["message"]
+    asked = [(p.thinking_token_budget, p.reasoning) for _, p in double.seen]
+    assert asked[0] == (5, ("<think>", "</think>", False))
+    # Turned off by the template's own switch, or by a budget of nothing, where it thinks at all.
+    assert b"thinking=False" in bytes(double.seen[1][0])
+    assert [budget for budget, _ in asked[1:]] == [None, 0, 9, None]
 
 
 @run_async

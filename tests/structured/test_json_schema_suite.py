@@ -15,7 +15,8 @@ import pytest
 
 from llmjax import SamplingParams, StructuredOutputs
 from llmjax.errors import InvalidRequestError
-from llmjax.structured import GrammarCompiler
+from llmjax.structured import GrammarCompiler, lark_json
+from llmjax.structured.formats import without_unknown_formats
 from llmjax.tokenizer import tokenizer_from_folder
 
 SHARED = Path(os.environ.get("LLMJAX_SHARED", Path(__file__).parents[3] / "shared"))
@@ -71,3 +72,57 @@ def test_what_is_invalid_is_never_allowed(compiler, tiny_model, draft, closes):
     assert compiled > 120
     assert {name for name, *_ in narrowed} <= (NARROWED | CLOSED if closes else NARROWED), narrowed
     assert len(narrowed) < (70 if closes else 40)
+
+
+@pytest.mark.skipif(not SUITE.exists(), reason="the shared data is not here")
+@pytest.mark.parametrize("draft", ["draft7", "draft2020-12"])
+def test_unknown_formats_are_ignored(compiler, tiny_model, draft):
+    tokenizer = tokenizer_from_folder(tiny_model)
+    with tarfile.open(SUITE) as archive:
+        name = next(
+            n for n in archive.getnames() if n.endswith(f"{draft}/optional/format/unknown.json")
+        )
+        (group,) = json.load(archive.extractfile(name))  # type: ignore[arg-type]
+    rules = rules_of(compiler, group["schema"])
+    for test in group["tests"]:
+        assert test["valid"] and allows(rules, json.dumps(test["data"]), tokenizer)
+
+
+def rules_of(compiler, schema):
+    wanted = SamplingParams(structured_outputs=StructuredOutputs(json=schema))
+    return compiler.compile(wanted).result()
+
+
+def test_a_format_binds_where_it_is_known(compiler, tiny_model):
+    tokenizer = tokenizer_from_folder(tiny_model)
+    day = rules_of(compiler, {"type": "string", "format": "date"})
+    assert allows(day, '"2024-02-29"', tokenizer) and not allows(day, '"soon"', tokenizer)
+    price = rules_of(compiler, {"type": "string", "format": "price", "maxLength": 4})
+    assert allows(price, '"5 €"', tokenizer) and not allows(price, '"5.000"', tokenizer)
+    for name in ("regex", "json-pointer", "iri"):
+        with pytest.raises(InvalidRequestError, match=f"Unknown format: {name}"):
+            rules_of(compiler, {"type": "string", "format": name})
+
+
+def test_what_only_looks_like_a_format_stays():
+    schema = {
+        "properties": {
+            "format": {"type": "string", "format": "price"},
+            "const": {"format": "price"},
+            "default": {"enum": [{"format": "price"}], "format": "uuid"},
+        },
+        "$defs": {"enum": {"anyOf": [{"format": "price", "const": {"format": "price"}}]}},
+        "examples": [{"format": "price"}],
+        "elsewhere": {"x": {"format": "price", "type": "string"}},
+    }
+    assert without_unknown_formats(schema) == {
+        "properties": {
+            "format": {"type": "string"},
+            "const": {},
+            "default": {"enum": [{"format": "price"}], "format": "uuid"},
+        },
+        "$defs": {"enum": {"anyOf": [{"const": {"format": "price"}}]}},
+        "examples": [{"format": "price"}],
+        "elsewhere": {"x": {"type": "string"}},
+    }
+    assert "price" not in lark_json({"type": "string", "format": "price"})

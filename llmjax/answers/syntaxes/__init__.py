@@ -1,6 +1,6 @@
 """How models write calls, one file a way."""
 
-from .base import Call, Frame, Syntax
+from .base import Call, Calls, Frame, Syntax
 from .deepseek import DeepSeek, DeepSeekV3
 from .functiongemma import FunctionGemma
 from .gpt_oss import GptOss
@@ -10,7 +10,7 @@ from .mistral import Mistral, MistralArgs
 from .plain_json import PlainJson
 from .pythonic import Pythonic
 
-__all__ = ["PLAIN_JSON", "SYNTAXES", "Call", "Frame", "Syntax", "detect_syntax"]
+__all__ = ["PLAIN_JSON", "SYNTAXES", "Call", "Calls", "Frame", "Syntax", "detect_syntax"]
 
 PLAIN_JSON = PlainJson()
 

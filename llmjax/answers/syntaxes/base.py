@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from ..reader import MalformedError, Reader, Reading, load_json
+from ..json_text import load_json, read_json, tell_object
+from ..reader import MalformedError, Reader, Reading
 
 
 class Call(NamedTuple):
@@ -15,6 +17,25 @@ class Call(NamedTuple):
 
     name: str
     arguments: dict[str, Any]
+
+
+class Calls(Protocol):
+    """Who is told of calls. All raise MalformedError where a call is none.
+
+    What is told stays said: where the text goes wrong behind it the call ends there.
+    """
+
+    def tell(self, calls: Sequence[Call]) -> None:
+        """Some calls that are whole, all or none."""
+
+    def begin(self, name: str) -> None:
+        """A call, whose arguments come next."""
+
+    def add(self, arguments: str) -> None:
+        """A piece of these."""
+
+    def end(self) -> None:
+        """They are whole."""
 
 
 @dataclass(frozen=True)
@@ -55,35 +76,81 @@ class Syntax(ABC):
     tagged = False
 
     @abstractmethod
-    def read(self, reader: Reader) -> Reading[list[Call]]:
-        """Reads calls from where they begin. Raises MalformedError where there are none."""
+    def read(self, reader: Reader, calls: Calls) -> Reading[None]:
+        """Reads calls from where they begin, and tells them.
+
+        Those whose arguments are JSON are told as they come. Raises MalformedError where there are
+        none, or there is something else behind what was told.
+        """
 
     def new_id(self) -> str:
         return f"call_{secrets.token_hex(12)}"
 
 
-def call_of(value: Any, keys: tuple[str, ...] = ("arguments", "parameters")) -> Call:
-    """A call from `{"name": ..., "arguments": {...}}`. Raises MalformedError where it is none."""
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+_ARGUMENTS = ("arguments", "parameters")
+
+
+def tell_arguments(reader: Reader, calls: Calls, name: str) -> Reading[None]:
+    """Reads the object that a call's arguments are."""
+    if (yield from reader.peek()) != "{":
         raise MalformedError
-    for key in keys:
-        if key in value:
-            return Call(value["name"], arguments_of(value[key]))
-    raise MalformedError
+    calls.begin(name)
+    yield from tell_object(reader, calls.add)
+    calls.end()
 
 
-def calls_of(value: Any) -> list[Call]:
-    """Calls from one object, or from a list of them."""
-    values = value if isinstance(value, list) else [value]
-    if not values:
+def tell_call(reader: Reader, calls: Calls) -> Reading[None]:
+    """Reads `{"name": ..., "arguments": {...}}`.
+
+    Where the name comes last, or the arguments are text, as in OpenAI's API, it is told as a whole.
+    """
+    given: dict[str, Any] = {}
+    told = False
+
+    def member() -> Reading[None]:
+        nonlocal told
+        if (yield from reader.peek()) != '"':
+            raise MalformedError
+        key = yield from read_json(reader)
+        yield from reader.space()
+        yield from reader.literal(":")
+        yield from reader.space()
+        name, first = given.get("name"), (yield from reader.peek())
+        if key in _ARGUMENTS and isinstance(name, str) and first == "{" and not told:
+            told = True
+            yield from tell_arguments(reader, calls, name)
+        else:
+            given[key] = yield from read_json(reader)
+
+    yield from reader.literal("{")
+    yield from reader.items("}", member)
+    if not told:
+        calls.tell([_call_of(given)])
+    reader.keep()
+
+
+def tell_calls(reader: Reader, calls: Calls) -> Reading[None]:
+    """Reads one such object, or a list of them."""
+    is_empty = True
+
+    def item() -> Reading[None]:
+        nonlocal is_empty
+        is_empty = False
+        yield from tell_call(reader, calls)
+
+    if not (yield from reader.maybe("[")):
+        yield from tell_call(reader, calls)
+        return
+    yield from reader.items("]", item)
+    if is_empty:
         raise MalformedError
-    return [call_of(one) for one in values]
 
 
-def arguments_of(value: Any) -> dict[str, Any]:
-    """Some models write the object as text, as OpenAI's API does."""
-    if isinstance(value, str):
-        value = load_json(value)
-    if not isinstance(value, dict):
+def _call_of(value: dict[str, Any]) -> Call:
+    name = value.get("name")
+    arguments = next((value[key] for key in _ARGUMENTS if key in value), None)
+    if isinstance(arguments, str):
+        arguments = load_json(arguments)
+    if not isinstance(name, str) or not isinstance(arguments, dict):
         raise MalformedError
-    return value
+    return Call(name, arguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..reader import Reader, Reading
-from .base import Call, Frame, Syntax, arguments_of
+from .base import Calls, Frame, Syntax, tell_arguments
 
 _CALLS, _END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _END_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
@@ -17,16 +17,17 @@ class DeepSeek(Syntax):
     special = (_CALLS, _END_CALLS, _CALL, _END_CALL, _SEP)
     frame = Frame(f"{_CALL}{{name}}{_SEP}", _END_CALL, "", _CALLS, _END_CALLS)
 
-    def read(self, reader: Reader) -> Reading[list[Call]]:
+    def read(self, reader: Reader, calls: Calls) -> Reading[None]:
         yield from reader.literal(_CALLS)
-        calls: list[Call] = []
+        yield from reader.space()
+        yield from self._call(reader, calls)
         while True:
             yield from reader.space()
-            if calls and (yield from reader.maybe(_END_CALLS)):
-                return calls
-            calls.append((yield from self._call(reader)))
+            if (yield from reader.maybe(_END_CALLS)):
+                return
+            yield from self._call(reader, calls)
 
-    def _call(self, reader: Reader) -> Reading[Call]:
+    def _call(self, reader: Reader, calls: Calls) -> Reading[None]:
         yield from reader.literal(_CALL)
         name = (yield from reader.until(_SEP)).strip()
         fenced = False
@@ -34,12 +35,13 @@ class DeepSeek(Syntax):
             named = yield from reader.attempt(self._fenced_name(reader))
             if isinstance(named, str):
                 name, fenced = named, True
-        arguments = arguments_of((yield from reader.json()))
+        yield from reader.space()
+        yield from tell_arguments(reader, calls, name)
         yield from reader.space()
         if fenced:
             yield from reader.literal("```")
         yield from reader.maybe(_END_CALL)
-        return Call(name, arguments)
+        reader.keep()
 
     def _fenced_name(self, reader: Reader) -> Reading[str]:
         name = (yield from reader.until("\n")).strip()

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ..reader import MAX_DEPTH, MalformedError, Reader, Reading, load_json
-from .base import Call, Syntax
+from ..json_text import MAX_DEPTH, load_json
+from ..reader import MalformedError, Reader, Reading
+from .base import Call, Calls, Syntax
 
 _CALL, _END_CALL, _ESCAPE = "<start_function_call>", "<end_function_call>", "<escape>"
 _NAME = re.compile(r"[\w.-]*")
@@ -21,14 +22,14 @@ class FunctionGemma(Syntax):
     markers = (_CALL,)
     special = (_CALL, _END_CALL, _ESCAPE)
 
-    def read(self, reader: Reader) -> Reading[list[Call]]:
+    def read(self, reader: Reader, calls: Calls) -> Reading[None]:
         yield from reader.literal(f"{_CALL}call:")
         name = yield from reader.run(_NAME)
         arguments = yield from self._value(reader, 0)
         if not isinstance(arguments, dict):
             raise MalformedError
         yield from reader.literal(_END_CALL)
-        return [Call(name, arguments)]
+        calls.tell([Call(name, arguments)])
 
     def _value(self, reader: Reader, depth: int) -> Reading[Any]:
         if depth > MAX_DEPTH:

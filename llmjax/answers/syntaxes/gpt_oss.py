@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from ..reader import MalformedError, Reader, Reading
-from .base import Call, Syntax, arguments_of
+from .base import Calls, Syntax, tell_arguments
 
 RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 
@@ -18,11 +18,11 @@ class GptOss(Syntax):
 
     markers = ("<|channel|>",)
 
-    def read(self, reader: Reader) -> Reading[list[Call]]:
+    def read(self, reader: Reader, calls: Calls) -> Reading[None]:
         named = RECIPIENT.search((yield from reader.until("<|message|>")))
         if named is None:
             raise MalformedError
-        arguments = arguments_of((yield from reader.json()))
+        yield from reader.space()
+        yield from tell_arguments(reader, calls, named[1])
         yield from reader.space()
         yield from reader.literal("<|call|>")
-        return [Call(named[1], arguments)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..reader import Reader, Reading
-from .base import Call, Frame, Syntax, call_of
+from .base import Calls, Frame, Syntax, tell_call
 
 
 class Hermes(Syntax):
@@ -12,10 +12,10 @@ class Hermes(Syntax):
     frame = Frame('<tool_call>\n{"name": "{name}", "arguments": ', "}\n</tool_call>", "\n")
     tagged = True
 
-    def read(self, reader: Reader) -> Reading[list[Call]]:
+    def read(self, reader: Reader, calls: Calls) -> Reading[None]:
         yield from reader.literal("<tool_call>")
+        yield from reader.space()
         # To the end of the JSON: its strings may hold the closing tag.
-        value = yield from reader.json()
+        yield from tell_call(reader, calls)
         yield from reader.space()
         yield from reader.literal("</tool_call>")
-        return [call_of(value)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..reader import MalformedError, Reader, Reading
-from .base import Call, Frame, Syntax, call_of
+from .base import Calls, Frame, Syntax, tell_call
 
 
 class Llama3Json(Syntax):
@@ -12,20 +12,17 @@ class Llama3Json(Syntax):
     special = ("<|python_tag|>",)
     frame = Frame('{"name": "{name}", "parameters": ', "}", None)
 
-    def read(self, reader: Reader) -> Reading[list[Call]]:
-        yield from reader.maybe("<|python_tag|>")
-        calls = [call_of((yield from reader.json()))]
-        while True:
-            more = yield from reader.attempt(self._next(reader))
-            if not isinstance(more, Call):
-                return calls
-            calls.append(more)
+    def read(self, reader: Reader, calls: Calls) -> Reading[None]:
+        if (yield from reader.maybe("<|python_tag|>")):
+            yield from reader.space()
+        yield from tell_call(reader, calls)
+        while (yield from reader.attempt(self._semicolon(reader))) is not MalformedError:
+            yield from tell_call(reader, calls)
 
-    def _next(self, reader: Reader) -> Reading[Call]:
-        """Several calls have semicolons between them."""
+    def _semicolon(self, reader: Reader) -> Reading[None]:
+        """What is between two calls."""
         yield from reader.space()
         yield from reader.literal(";")
         yield from reader.space()
         if (yield from reader.peek()) != "{":
             raise MalformedError
-        return call_of((yield from reader.json()))

@@ -10,7 +10,7 @@ import secrets
 import string
 
 from ..reader import MalformedError, Reader, Reading
-from .base import Call, Frame, Syntax, arguments_of, calls_of
+from .base import Calls, Frame, Syntax, tell_arguments, tell_calls
 
 _NAME = re.compile(r"[\w.-]*")
 _CALL_ID = re.compile(r"[A-Za-z0-9]*")
@@ -21,19 +21,21 @@ class Mistral(Syntax):
     special = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
     frame = Frame('{"name": "{name}", "arguments": ', "}", ", ", "[TOOL_CALLS] [", "]")
 
-    def read(self, reader: Reader) -> Reading[list[Call]]:
+    def read(self, reader: Reader, calls: Calls) -> Reading[None]:
         yield from reader.literal("[TOOL_CALLS]")
         yield from reader.space()
         first = yield from reader.peek()
-        if first and first in "[{":
-            return calls_of((yield from reader.json()))
+        if first in ("[", "{"):
+            yield from tell_calls(reader, calls)
+            return
         name = yield from reader.run(_NAME)
         if not name:
             raise MalformedError
         if (yield from reader.maybe("[CALL_ID]")):
             yield from reader.run(_CALL_ID)
         yield from reader.maybe("[ARGS]")
-        return [Call(name, arguments_of((yield from reader.json())))]
+        yield from reader.space()
+        yield from tell_arguments(reader, calls, name)
 
     def new_id(self) -> str:
         """Its chat templates take ids of nine letters and digits, and no others."""

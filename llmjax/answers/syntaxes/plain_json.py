@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ..reader import Reader, Reading
-from .base import Call, Frame, Syntax, calls_of
+from .base import Calls, Frame, Syntax, tell_calls
 
 
 class PlainJson(Syntax):
     leading = ("{", "[")
     frame = Frame('{"name": "{name}", "arguments": ', "}", ", ", "[", "]")
 
-    def read(self, reader: Reader) -> Reading[list[Call]]:
-        return calls_of((yield from reader.json()))
+    def read(self, reader: Reader, calls: Calls) -> Reading[None]:
+        yield from tell_calls(reader, calls)

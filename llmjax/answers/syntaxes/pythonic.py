@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ..reader import MAX_DEPTH, MalformedError, Reader, Reading, load_json
-from .base import Call, Syntax
+from ..json_text import MAX_DEPTH, load_json
+from ..reader import MalformedError, Reader, Reading
+from .base import Call, Calls, Syntax
 
 _NAME = re.compile(r"[\w.-]*")
 _KEY = re.compile(r"\w*")
@@ -22,22 +23,22 @@ class Pythonic(Syntax):
     leading = ("[",)
     special = ("<|python_start|>", "<|python_end|>", "<|python_tag|>")
 
-    def read(self, reader: Reader) -> Reading[list[Call]]:
+    def read(self, reader: Reader, calls: Calls) -> Reading[None]:
         started = yield from reader.maybe("<|python_start|>")
         if not started:
             yield from reader.maybe("<|python_tag|>")
-        calls: list[Call] = []
+        found: list[Call] = []
 
         def item() -> Reading[None]:
-            calls.append((yield from self._call(reader)))
+            found.append((yield from self._call(reader)))
 
         yield from reader.literal("[")
         yield from reader.items("]", item)
-        if not calls:
+        if not found:
             raise MalformedError
         if started:
             yield from reader.maybe("<|python_end|>")
-        return calls
+        calls.tell(found)
 
     def _call(self, reader: Reader) -> Reading[Call]:
         name = yield from reader.run(_NAME)

@@ -149,13 +149,13 @@ class Guest:
         """Ends a request, and tells whether it has begun."""
         one = self._open.get(self._prefix + request_id)
         self._end(request_id)
-        return one is None or one.request.has_begun  # it has ended meanwhile
+        return one is None or one.request.began > 0  # it has ended meanwhile
 
     async def _pool(self, inputs: tuple[Any, ...]) -> list[bytes]:
         from llmjax.engine.pooling_inputs import PoolingInput
 
         engine: Any = self._engine
-        texts = [PoolingInput(list(ids), list(types)) for ids, types in inputs]
+        texts = [PoolingInput(list(ids), list(types), *more) for ids, types, *more in inputs]
         return [vector.tobytes() for vector in await engine.run(texts)]
 
     async def _enter(self, name: str, limits: dict[str, int | None]) -> None:

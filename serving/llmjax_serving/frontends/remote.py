@@ -144,7 +144,7 @@ class RemoteEngine(_Remote):
         self._link.tell("end", request_id)
 
     def cut(self, request: Request, on_begun: Callable[[], None]) -> None:
-        if request.has_begun:
+        if request.began:
             on_begun()
             self.end(request.id)
             return
@@ -161,9 +161,9 @@ class RemoteEngine(_Remote):
     def _take(self, told: Sequence[tuple[Any, ...]]) -> None:
         deltas = []
         for one in told:
-            delta, engine, has_begun = delta_in(one)
+            delta, engine, began = delta_in(one)
             if (request := self.streams.request(delta.request_id)) is not None:
-                request.engine, request.has_begun = engine, has_begun
+                request.engine, request.began = engine, began
                 deltas.append(delta)
         for request_id, index in self.streams.publish(deltas):
             self._link.tell("end", request_id, index)
@@ -196,7 +196,11 @@ class RemotePooling(_Remote):
         """See `PoolingEngine.run`."""
         self.check_health()
         told = await self._link.call("pool", list(map(tuple, inputs)))
-        return [np.frombuffer(one, np.float32) for one in told]
+        vectors = [np.frombuffer(one, np.float32) for one in told]
+        return [
+            vector.reshape(len(each.token_ids), -1) if each.of_tokens else vector
+            for each, vector in zip(inputs, vectors, strict=True)
+        ]
 
     def fail(self, error: LlmjaxError) -> None:
         """None is taken; what is asked fails with the link."""

@@ -45,6 +45,8 @@ def params_in(packed: bytes) -> SamplingParams:
         if wanted["after"] is not None:
             wanted["after"] = Reasoning(*wanted["after"])
         given["structured_outputs"] = StructuredOutputs(**wanted)
+    if "reasoning" in given:
+        given["reasoning"] = Reasoning(*given["reasoning"])
     return SamplingParams(**given)
 
 
@@ -102,16 +104,16 @@ def delta_out(delta: SequenceDelta, request_id: str, request: Request) -> tuple[
         delta.stop_reason,
         delta.num_cached_tokens,
         request.engine,
-        request.has_begun,
+        request.began,
         delta.logprobs,
         delta.prompt_logprobs,
         delta.error and error_out(delta.error),
     )
 
 
-def delta_in(told: tuple[Any, ...]) -> tuple[SequenceDelta, int, bool]:
-    """The delta, the number of the replica, and whether the request has begun."""
-    request_id, index, token_ids, finish, stop, cached, engine, begun, rows, prompt, error = told
+def delta_in(told: tuple[Any, ...]) -> tuple[SequenceDelta, int, float]:
+    """The delta, the number of the replica, and when the request began (`Request.began`)."""
+    request_id, index, token_ids, finish, stop, cached, engine, began, rows, prompt, error = told
     delta = SequenceDelta(
         request_id,
         index,
@@ -123,7 +125,7 @@ def delta_in(told: tuple[Any, ...]) -> tuple[SequenceDelta, int, bool]:
         cached,
         error and error_in(error),
     )
-    return delta, engine, begun
+    return delta, engine, began
 
 
 def error_out(error: Exception) -> tuple[Any, ...]:

@@ -210,6 +210,7 @@ class ChatPrompt:
         add_special_tokens: those that a text begins and ends with are added to the template's.
         template: instead of the model's own.
         reasoning_effort: how long the model is to think; refused where the template knows none.
+        thinks: the model is to think, where the template has a switch for that.
     """
 
     messages: list[dict[str, Any]]
@@ -221,6 +222,7 @@ class ChatPrompt:
     template: str | None = None
     tools: tuple[Tool, ...] = ()
     reasoning_effort: str | None = None
+    thinks: bool = False
 
 
 @dataclass(frozen=True)
@@ -308,6 +310,7 @@ def parse_chat(body: dict[str, Any], limits: Limits) -> ChatRequest:
         max_tokens=newer if newer is not None else older,
         logprobs=(top_logprobs or 0) if values["logprobs"] else None,
         logprobs_field="top_logprobs",
+        thinking_token_budget=values["thinking_token_budget"],
     )
     return ChatRequest(
         model=values["model"],

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from llmjax.checks import MOST_SHOWN, cut
@@ -90,6 +91,17 @@ def shown(value: object) -> str:
 
 def refuse(path: str, value: object, allowed: str) -> InvalidRequestError:
     return InvalidRequestError(f"{path} is {shown(value)}, allowed: {allowed}", param=path)
+
+
+def renamed(
+    error: InvalidRequestError, names: Iterable[tuple[re.Pattern[str], str]]
+) -> InvalidRequestError:
+    """A refusal of what another API calls so, by the (pattern, name)s of this one."""
+    message, param = str(error), error.param
+    for pattern, name in names:
+        message = pattern.sub(name, message)
+        param = param and pattern.sub(name, param)
+    return InvalidRequestError(message, param=param, code=error.code)
 
 
 @described({"type": "boolean"})

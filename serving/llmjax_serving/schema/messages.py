@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from llmjax.errors import InvalidRequestError
@@ -19,9 +23,11 @@ from .fields import (
     list_of,
     mapping,
     number,
+    object_schema,
     only,
     read,
     refuse,
+    renamed,
     text,
 )
 from .sampling import Limits
@@ -194,21 +200,33 @@ def tool_choice(value: Any, path: str) -> Json:
     }
 
 
-@described({"type": "object", "properties": {"type": {"enum": ["adaptive", "disabled"]}}})
+_THINKING_TYPE: dict[str, Field] = {"type": Field(text, required=True)}
+_BUDGET: dict[str, Field] = {"budget_tokens": Field(integer(1), required=True)}
+_DISPLAY: dict[str, Parse] = {"display": only("summarized")}
+
+
+def _thinking_schema() -> Json:
+    kinds = {"enabled": _BUDGET, "adaptive": {}, "disabled": {}}
+    shapes = []
+    for kind, more in kinds.items():
+        kind_of = {"type": Field(only(kind), required=True)}
+        shapes.append(object_schema(kind_of | more, _DISPLAY))
+    return {"anyOf": shapes}
+
+
+@described(_thinking_schema())
 def thinking(value: Any, path: str) -> Json:
-    kind = read(mapping(value, path), {"type": Field(text, required=True)}, _BUDGET, f"{path}.")
-    if kind["type"] == "enabled":
-        raise InvalidRequestError(
-            f'{path}.budget_tokens is not supported; send {{"type": "adaptive"}}, and bound the '
-            "whole answer by max_tokens",
-            param=f"{path}.budget_tokens",
-        )
-    if kind["type"] not in ("adaptive", "disabled"):
-        raise refuse(f"{path}.type", kind["type"], "adaptive or disabled")
-    return {"reasoning_effort": "none"} if kind["type"] == "disabled" else {}
+    match mapping(value, path).get("type"):
+        case "enabled":
+            given = read(value, _THINKING_TYPE | _BUDGET, _DISPLAY, f"{path}.")
+            return {"thinking_token_budget": given["budget_tokens"]}
+        case "adaptive" | "disabled" as kind:
+            read(value, _THINKING_TYPE, _DISPLAY, f"{path}.")
+            return {"reasoning_effort": "none"} if kind == "disabled" else {}
+        case kind:
+            raise refuse(f"{path}.type", kind, "enabled, adaptive or disabled")
 
 
-_BUDGET: dict[str, Parse] = {"budget_tokens": integer(0), "display": only("summarized")}
 _FORMAT: dict[str, Field] = {
     "type": Field(only("json_schema"), required=True),
     "schema": Field(mapping, required=True),
@@ -267,34 +285,54 @@ def parse_messages(body: Json, limits: Limits) -> ChatRequest:
         InvalidRequestError: names the field at fault.
     """
     values = read(body, FIELDS, NO_OPS)
-    chat = _chat(values)
-    temperature = values["temperature"]
+    temperature, most = values["temperature"], values["max_tokens"]
     if temperature is not None and not 0 <= temperature <= 1:
         raise refuse("temperature", temperature, "0 to 1")
-    names = {"stop_sequences": "stop", "metadata": None, **dict.fromkeys(PROMPT)}
-    for name in FIELDS:
-        target = names.get(name, name)
-        if target is not None and values[name] is not None:
-            chat[target] = values[name]
+    budget = values["thinking"].get("thinking_token_budget", 0)
+    if budget >= most:
+        raise refuse("thinking.budget_tokens", budget, f"less than max_tokens ({most})")
+    names = {"stop_sequences": "stop"}
+    alike = [name for name in FIELDS if name not in PROMPT and name != "metadata"]
+    optional = {names.get(name, name): values[name] for name in alike if values[name] is not None}
     user = read(values["metadata"], {"user_id": Field(text)}, {}, "metadata.")["user_id"]
-    return parse_chat(chat | ({"user": user} if user else {}), limits)
+    if user:
+        optional["user"] = user
+    return _chat(values, limits, **optional)
 
 
 def parse_count(body: Json, limits: Limits) -> ChatRequest:
     """Reads the JSON body of /v1/messages/count_tokens. Raises InvalidRequestError."""
-    return parse_chat(_chat(read(body, PROMPT, NO_OPS)), limits)
+    return _chat(read(body, PROMPT, NO_OPS), limits)
 
 
-def _chat(values: Json) -> Json:
-    """What makes the prompt and bounds the answer, as chat completions have it."""
+def _chat(values: Json, limits: Limits, **optional: Any) -> ChatRequest:
+    """The chat completion that has the same prompt and bounds, and these fields."""
     said = values["messages"]
     if values["system"] is not None:
         said = [{"role": "system", "content": values["system"]}, *said]
-    chat: Json = {"model": values["model"], "messages": said}
+    chat: Json = {"model": values["model"], "messages": said, **optional}
     if said[-1]["role"] == "assistant":
         chat |= {"continue_final_message": True, "add_generation_prompt": False}
     if values["tools"]:
         chat["tools"] = values["tools"]
     for name in ("tool_choice", "thinking", "output_format", "output_config"):
         chat |= values[name]
-    return chat
+    with naming_fields():
+        request = parse_chat(chat, limits)
+    thinks = "thinking_token_budget" in values["thinking"]
+    return replace(request, prompt=replace(request.prompt, thinks=thinks))
+
+
+_OTHER_NAMES = (
+    (re.compile(r"\bthinking_token_budget\b"), "thinking.budget_tokens"),
+    (re.compile(r"\breasoning_effort\b"), "thinking.type"),
+)
+
+
+@contextmanager
+def naming_fields() -> Iterator[None]:
+    """Refusals of what chat completions share name the fields of this API."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        raise renamed(error, _OTHER_NAMES) from error

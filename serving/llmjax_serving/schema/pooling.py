@@ -33,6 +33,16 @@ def encoding(value: Any, path: str) -> str:
     return value
 
 
+TASKS = ("embed", "token_embed", "classify")
+
+
+@described({"enum": list(TASKS)})
+def task(value: Any, path: str) -> str:
+    if value not in TASKS:
+        raise refuse(path, value, ", ".join(TASKS))
+    return value
+
+
 @described(
     {
         "anyOf": [
@@ -74,6 +84,7 @@ EMBEDDING_FIELDS: dict[str, Field] = {
     "add_special_tokens": Field(boolean, True),
     "prompt_name": Field(text),
 }
+POOLING_FIELDS: dict[str, Field] = {**EMBEDDING_FIELDS, "task": Field(task)}
 SCORE_FIELDS: dict[str, Field] = {
     **_BOTH,
     "text_1": Field(one_or_list_of(text), required=True),
@@ -123,9 +134,32 @@ class RerankRequest:
     truncate: int | None
 
 
+@dataclass(frozen=True)
+class PoolingRequest:
+    """Attributes:
+    task: None is what the model does, of each token where it embeds.
+    """
+
+    texts: EmbeddingRequest
+    task: str | None
+
+    @property
+    def model(self) -> str | None:
+        return self.texts.model
+
+
 def parse_embedding(body: dict[str, Any], limits: Limits) -> EmbeddingRequest:
     """Reads the JSON body of /v1/embeddings. Raises InvalidRequestError."""
-    values = read(body, EMBEDDING_FIELDS, POOLING_NO_OPS)
+    return _embedding(read(body, EMBEDDING_FIELDS, POOLING_NO_OPS), limits)
+
+
+def parse_pooling(body: dict[str, Any], limits: Limits) -> PoolingRequest:
+    """Reads the JSON body of /pooling. Raises InvalidRequestError."""
+    values = read(body, POOLING_FIELDS, POOLING_NO_OPS)
+    return PoolingRequest(_embedding(values, limits), values["task"])
+
+
+def _embedding(values: dict[str, Any], limits: Limits) -> EmbeddingRequest:
     _check_count(len(values["input"]), limits, "input")
     return EmbeddingRequest(
         model=values["model"],

@@ -26,11 +26,12 @@ from .fields import (
     only,
     read,
     refuse,
+    renamed,
     text,
 )
 from .response_items import Item, items, messages
 from .sampling import OPTIONS, SAMPLING, Limits
-from .tools import reasoning_effort
+from .tools import BUDGET, reasoning_effort
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
@@ -195,6 +196,7 @@ NOT_HERE = {"n", "prompt_logprobs"}
 CHAT_FIELDS: dict[str, Field] = {
     **OPTIONS,
     **{name: field for name, field in SAMPLING.items() if name not in NOT_HERE},
+    **BUDGET,
     "structured_outputs": structured.FIELDS["structured_outputs"],
     "chat_template_kwargs": Field(mapping),
     "model": Field(text),
@@ -347,7 +349,7 @@ def chat_request(
         return parse_chat(request.chat | {"messages": told}, limits)
 
 
-_OTHER_NAMES = (
+_OTHER_NAMES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\bresponse_format(\.json_schema)?\b"), "text.format"),
     (re.compile(r"\bmax_(completion_)?tokens\b"), "max_output_tokens"),
     (re.compile(r"\breasoning_effort\b"), "reasoning.effort"),
@@ -362,10 +364,7 @@ def naming_fields() -> Iterator[None]:
     try:
         yield
     except InvalidRequestError as error:
-        message, param = str(error), error.param
+        names, param = _OTHER_NAMES, error.param
         if param is not None and param.startswith("messages"):
-            message, param = message.replace(param, "input"), "input"
-        for pattern, name in _OTHER_NAMES:
-            message = pattern.sub(name, message)
-            param = param and pattern.sub(name, param)
-        raise InvalidRequestError(message, param=param, code=error.code) from error
+            names = ((re.compile(re.escape(param)), "input"), *names)
+        raise renamed(error, names) from error

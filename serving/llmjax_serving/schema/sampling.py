@@ -222,6 +222,7 @@ def sampling_params(
     max_tokens: int | None,
     logprobs: int | None,
     logprobs_field: str,
+    thinking_token_budget: int | None = None,
 ) -> SamplingParams:
     """SamplingParams of a request that was read by a table with SAMPLING in it.
 
@@ -240,6 +241,7 @@ def sampling_params(
         max_tokens=max_tokens,
         logprobs=logprobs,
         structured_outputs=structured.wanted(values),
+        thinking_token_budget=thinking_token_budget,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .chat import PROMPT, PROMPT_NO_OPS, ChatPrompt, chat_prompt
-from .fields import Field, array, boolean, read, text
+from .fields import Field, boolean, integer, list_of, read, text
 from .sampling import Limits, token_ids
 
 TOKENIZE_TEXT: dict[str, Field] = {
@@ -24,7 +24,7 @@ TOKENIZE_CHAT: dict[str, Field] = {
 
 DETOKENIZE: dict[str, Field] = {
     "model": Field(text),
-    "tokens": Field(array, required=True),
+    "tokens": Field(list_of(integer(0)), required=True),
 }
 
 

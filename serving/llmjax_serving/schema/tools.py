@@ -8,7 +8,7 @@ from typing import Any
 from llmjax.answers import Tool, ToolUse, read_tools
 from llmjax.answers.tools import NAME
 
-from .fields import Field, boolean, described, refuse
+from .fields import Field, boolean, bounded, described, integer, refuse
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
@@ -70,10 +70,16 @@ PROMPT: dict[str, Field] = {
 }
 """Fields that chat templates are told of."""
 
+BUDGET: dict[str, Field] = {
+    "thinking_token_budget": Field(bounded(integer(), minimum=0, maximum=2**31 - 1)),
+}
+"""Of the same name and meaning in SamplingParams, which holds its range."""
+
 FIELDS: dict[str, Field] = {
     "tool_choice": Field(tool_choice),
     "parallel_tool_calls": Field(boolean, True),
     "include_reasoning": Field(boolean, True),
+    **BUDGET,
 }
 
 

@@ -1,0 +1,153 @@
+"""JSON that is still being written, told as far as it is sure to be JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from .reader import MalformedError, Reader, Reading
+
+MAX_DEPTH = 64
+"""Of values within values."""
+
+_PLAIN = re.compile(r'[^"\\]*')
+_SCALAR = re.compile(r"[-+.\w]*")
+_CONTROL = re.compile(r"[\x00-\x1f]")
+_OTHER_SPACE = re.compile(r"[^\S \t\n\r]")
+_HEX = frozenset("0123456789abcdefABCDEF")
+
+
+def read_json(reader: Reader) -> Reading[Any]:
+    """The value of JSON. Line breaks in its strings are let pass, as models write them."""
+    pieces: list[str] = []
+    yield from _Json(reader, pieces.append).value(0)
+    return load_json("".join(pieces))
+
+
+def tell_object(reader: Reader, tell: Callable[[str], None]) -> Reading[None]:
+    """An object, whose text is told as it is read: what was told begins some JSON.
+
+    It is told as it is written, but for line breaks in its strings, which become what they mean.
+    """
+    if (yield from reader.peek()) != "{":
+        raise MalformedError
+    yield from _Json(reader, tell).value(0)
+
+
+class _Json:
+    """Attributes:
+    told: how far the reader's text has been told.
+    """
+
+    def __init__(self, reader: Reader, tell: Callable[[str], None]):
+        self._reader, self._tell = reader, tell
+        self._told = reader.at
+
+    def value(self, depth: int) -> Reading[None]:
+        reader = self._reader
+        if depth > MAX_DEPTH:
+            raise MalformedError
+
+        def value() -> Reading[None]:
+            yield from self.value(depth + 1)
+
+        def member() -> Reading[None]:
+            yield from self._string()
+            yield from reader.space()
+            yield from reader.literal(":")
+            yield from reader.space()
+            yield from value()
+
+        first = yield from reader.peek()
+        if first == '"':
+            yield from self._string()
+        elif first in ("{", "["):
+            reader.at += 1
+            self._say()
+            yield from reader.items(*(("}", member) if first == "{" else ("]", value)))
+        else:
+            word = load_json((yield from reader.run(_SCALAR)))
+            if isinstance(word, float) and not math.isfinite(word):
+                raise MalformedError
+        self._say()
+
+    def _say(self) -> None:
+        """Tells what has been read, none of it within a string."""
+        reader = self._reader
+        text = reader.text[self._told : reader.at]
+        if _OTHER_SPACE.search(text):
+            raise MalformedError
+        self._told = reader.at
+        if text:
+            self._tell(text)
+
+    def _string(self) -> Reading[None]:
+        reader = self._reader
+        yield from reader.literal('"')
+        self._say()
+        while True:
+            while (yield from reader.peek()) not in ("", '"', "\\"):
+                plain = _PLAIN.match(reader.text, reader.at)
+                assert plain is not None
+                self._told = reader.at = plain.end()
+                self._tell(_CONTROL.sub(_escaped, plain[0]))
+            if (yield from reader.maybe('"')):
+                return
+            yield from self._escape()
+            self._say()
+
+    def _escape(self) -> Reading[None]:
+        """Halves of a character come together or not at all."""
+        code = yield from self._escape_code()
+        if 0xD800 <= code < 0xDC00:
+            other = yield from self._escape_code()
+            if not 0xDC00 <= other < 0xE000:
+                raise MalformedError
+        elif 0xDC00 <= code < 0xE000:
+            raise MalformedError
+
+    def _escape_code(self) -> Reading[int]:
+        """The number of the character that it stands for, where it is written as one."""
+        reader = self._reader
+        yield from reader.literal("\\")
+        char = yield from reader.peek()
+        if char not in tuple('"\\/bfnrtu'):
+            raise MalformedError
+        reader.at += 1
+        digits = ""
+        while char == "u" and len(digits) < 4:
+            digit = yield from reader.peek()
+            if digit not in _HEX:
+                raise MalformedError
+            digits += digit
+            reader.at += 1
+        return int(digits or "0", 16)
+
+
+def _escaped(control: re.Match[str]) -> str:
+    return json.dumps(control[0])[1:-1]
+
+
+def load_json(text: str) -> Any:
+    """Raises MalformedError where it is no JSON."""
+
+    def refuse(constant: str) -> None:
+        raise MalformedError
+
+    try:
+        return json.loads(text, strict=False, parse_constant=refuse)
+    except (ValueError, RecursionError):
+        raise MalformedError from None
+
+
+def dump_json(value: Any) -> str:
+    """Raises MalformedError where it cannot be sent: an infinity, half of a surrogate pair."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (ValueError, RecursionError):
+        raise MalformedError from None
+    return text
