@@ -62,6 +62,7 @@ def _scale(layer: Layer, place: Place, inputs: Inputs, format: IntFormat) -> Flo
         group=group,
     )
     across = fold(layer, place, scales[int(jnp.argmin(losses))])
+    across = jnp.asarray(across)
     return inputs.gram / jnp.outer(across, across)
 
 

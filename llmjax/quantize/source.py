@@ -65,7 +65,9 @@ class Source:
     def _read(self, wanted) -> Iterable[tuple[str, np.ndarray]]:
         for name, uses in self._plan.items():
             some = [use for use in uses if wanted(use.path)]
-            stored = self._checkpoint.read(name) if some else None
+            if not some:
+                continue
+            stored = self._checkpoint.read(name)
             for path, transform in some:
                 value = stored if transform is None else transform(stored, self.config)
                 yield path, np.asarray(value, np.float32)

@@ -11,7 +11,7 @@ import numpy as np
 from ..checkpoint import Checkpoint
 from ..checkpoint.detect import MARKER
 from ..checkpoint.json_file import read_json
-from ..checkpoint.safetensors_folder import CONFIG, QUANTIZE_CONFIG
+from ..checkpoint.safetensors_folder import CONFIG, SEPARATE_SETTINGS
 from ..checkpoint.text import METADATA, TextSide, copy_text_files
 from ..models import DecoderConfig
 from ..tokenizer import write_tokenizer
@@ -55,7 +55,7 @@ def write_text_side(
     _write(folder / CONFIG, settings)
     if _has_own(source):
         copy_text_files(source.path, folder)
-        for name in (MARKER, METADATA, QUANTIZE_CONFIG):
+        for name in (MARKER, METADATA, *SEPARATE_SETTINGS):
             (folder / name).unlink(missing_ok=True)
 
 

@@ -56,6 +56,8 @@ struct Weight {
   LLMJAX_INLINE const uint8_t* tile(int64_t t) const { return data + t * format.tile_bytes(K); }
 };
 
+constexpr int kIq4 = 1;  // of the tables
+
 // What codes stand for where they are not integers, plus 128; packed.py has the same numbers.
 constexpr uint8_t kTables[][16] = {
     {},

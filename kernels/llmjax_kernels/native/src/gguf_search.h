@@ -245,7 +245,7 @@ LLMJAX_APART F32 SearchPositive(float most, const F32* x, const F32* weight, int
   return zero || cc <= 0.0f ? F32{} : cx / cc;
 }
 
-constexpr float Iq4Value(int code) { return float(kIq4Table[code]) - 128; }
+constexpr float Iq4Value(int code) { return float(kTables[kIq4][code]) - 128; }
 
 // Of the code whose number is nearest to x, what `of` says. In the middle between two numbers the
 // differences to both are exact.
