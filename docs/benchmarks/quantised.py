@@ -120,7 +120,7 @@ def load(out: Path, tokenizer: Path) -> dict[str, LLM]:
         models[name] = LLM(
             str(out / stored),
             quantization=quantization,
-            max_model_len=PROMPT + 2 * STEPS,
+            max_model_len=2 * PROMPT,
             max_num_seqs=max(STREAMS),
             background=False,
         )
