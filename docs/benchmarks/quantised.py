@@ -1,7 +1,7 @@
 """Decode and prefill of a model of Qwen2.5-Coder-0.5B's shapes, by the way its weights are stored.
 
-Weights are random: speed does not depend on them. Writes the folders and measures each with
-`llmjax bench latency`, one after the other, as tables:
+Weights are random: speed does not depend on them. Writes the folders, loads each model and then
+measures one after the other, as `llmjax bench latency` does:
 
     python docs/benchmarks/quantised.py --tokenizer FOLDER --out build/quantised
 """
@@ -11,14 +11,15 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
+
+from llmjax import LLM
+from llmjax.bench import latency
 
 CONFIG = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -35,7 +36,7 @@ CONFIG = {
     "eos_token_id": 2,
 }
 GROUP = 128
-SIZES = ["--max-model-len", "1024", "--max-num-seqs", "8", "--batch-sizes", "1", "8"]
+STREAMS, STEPS, PROMPT = (1, 8), 32, 512
 Tensors = dict[str, np.ndarray]
 RNG = np.random.default_rng(0)
 
@@ -109,24 +110,41 @@ def write_folder(folder: Path, stored: str, tokenizer: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def load(out: Path, tokenizer: Path) -> dict[str, LLM]:
+    """The models of `RUNS`, ready to run."""
+    models = {}
+    for stored, quantization in RUNS:
+        if not (out / stored).exists():
+            write_folder(out / stored, stored, tokenizer)
+        name = f"{stored}, {quantization}" if quantization else stored
+        models[name] = LLM(
+            str(out / stored),
+            quantization=quantization,
+            max_model_len=PROMPT + 2 * STEPS,
+            max_num_seqs=max(STREAMS),
+            background=False,
+        )
+    return models
+
+
+def measure(models: dict[str, LLM], iterations: int) -> None:
+    """Prints tokens a second, and how many times those of the first model it is."""
+    first: list[float] = []
+    for name, llm in models.items():
+        found = latency.measure(llm, STREAMS, steps=STEPS, input_len=PROMPT, num_iters=iterations)
+        speeds = [times.tokens_per_second for times in (*found.decode.values(), found.prefill)]
+        first = first or speeds
+        times = " ".join(f"{s:8.1f} ({s / f:.2f})" for s, f in zip(speeds, first, strict=True))
+        print(f"{name:16} {llm.engine.model.weight_bytes >> 20:5} MiB {times}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tokenizer", type=Path, required=True, help="a folder with a tokenizer")
-    parser.add_argument("--out", type=Path, required=True, help="where folders and reports go")
-    parser.add_argument("--input-len", default="512")
-    parser.add_argument("--num-iters", default="5")
+    parser.add_argument("--out", type=Path, required=True, help="where folders go")
+    parser.add_argument("--num-iters", type=int, default=5)
     args = parser.parse_args()
-    for stored, quantization in RUNS:
-        folder = args.out / stored
-        if not folder.exists():
-            write_folder(folder, stored, args.tokenizer)
-        report = args.out / f"{stored}-{quantization or 'as-stored'}.json"
-        more = ["--quantization", quantization] if quantization else []
-        command = [sys.executable, "-m", "llmjax_serving.cli", "bench", "latency"]
-        command += ["--model", str(folder), *SIZES, "--input-len", args.input_len]
-        command += ["--num-iters", args.num_iters, "--output-json", str(report), *more]
-        print(f"\n{stored}, {quantization or 'as stored'}", flush=True)
-        subprocess.run(command, check=True)
+    measure(load(args.out, args.tokenizer), args.num_iters)
 
 
 if __name__ == "__main__":

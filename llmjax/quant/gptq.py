@@ -48,7 +48,7 @@ def read(settings: Mapping[str, Any], tensors: Tensors) -> Matrices:
 
 class _GPTQMatrix(ZeroPointMatrix):
     def __init__(self, layer: str, tensors: Tensors, settings: Mapping[str, Any], less: int):
-        bits = settings.get("bits")
+        bits: Any = settings.get("bits")
         require_setting(f"bits of layer {layer}", bits, (2, 3, 4, 8))
         self._qweight = require_tensor(tensors, layer, "qweight", (None, None), ("I32",))
         words, N = self._qweight.shape
