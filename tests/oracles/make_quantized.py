@@ -7,16 +7,18 @@ Needs torch 2.13, transformers 5.17, llmcompressor 0.14 (compressed-tensors 0.19
 Llamas of one layer with tied embeddings; the tokenizer is that of the argument, kept once.
 
 `ref.npz` has for each of two prompts: `ids{i}` [T], `logits{i}` [T V], `greedy{i}` and by how much
-the logit of each of these leads the next one, `margins{i}`. All is computed in float32. Two things
+the logit of each of these leads the next one, `margins{i}`. All is computed in float32. Some things
 are not as the peers do them by default:
 - compressed-tensors rounds dequantised FP4 weights to bfloat16: here they are exact
   (`_with_exact_fp4`), and only inputs are rounded by the peer.
 - bitsandbytes keeps a column of all tokens of a prompt in floats where any has an outlier in it:
-  here tokens are computed one by one, as decodes are.
+  here tokens are computed one by one, as decodes are. Its factor for 1 / 127^2 has five digits:
+  here it is exact (`_with_exact_factor`). 4-bit weights are multiplied as floats (`_as_floats`).
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import sys
@@ -25,6 +27,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from bitsandbytes.functional import dequantize_4bit
+from bitsandbytes.nn import Linear8bitLt
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from datasets import Dataset
 from llmcompressor import oneshot
@@ -164,6 +168,8 @@ def make(name: str, tokenizer: AutoTokenizer) -> None:
         answer = _one_by_one
         if "nf4" in name:
             peer, answer = _as_floats(peer), _at_once
+        else:
+            _with_exact_factor(peer)
     shutil.rmtree(source)
     _store(folder, peer, tokenizer, answer)
     for file in folder.iterdir():
@@ -246,8 +252,6 @@ def _with_exact_fp4(model: PreTrainedModel, folder: Path) -> None:
 @torch.no_grad()
 def _as_floats(model: PreTrainedModel) -> LlamaForCausalLM:
     """The same with the peer's own dequantised weights, as its product on CPUs is in bfloat16."""
-    from bitsandbytes.functional import dequantize_4bit
-
     plain = LlamaForCausalLM(LlamaConfig(**_without_quantisation(model))).float().eval()
     plain.load_state_dict(
         {n: p for n, p in model.named_parameters() if p.dtype == torch.float32}, strict=False
@@ -256,8 +260,20 @@ def _as_floats(model: PreTrainedModel) -> LlamaForCausalLM:
     for name, module in plain.named_modules():
         weight = getattr(modules.get(name), "weight", None)
         if hasattr(weight, "quant_state"):
-            module.weight.copy_(dequantize_4bit(weight.data, weight.quant_state).float())
+            state = copy.copy(weight.quant_state)
+            # Its CPU kernel begins a block with each row, others, and what quantises, do not.
+            state.shape = torch.Size([1, module.weight.numel()])
+            values = dequantize_4bit(weight.data, state).float()
+            module.weight.copy_(values.reshape(module.weight.shape))
     return plain
+
+
+@torch.no_grad()
+def _with_exact_factor(model: PreTrainedModel) -> None:
+    """bitsandbytes takes 6.200124e-05 for 1 / 127^2: what is left of that goes into the scales."""
+    for module in model.modules():
+        if isinstance(module, Linear8bitLt):
+            module.weight.SCB /= 127**2 * 6.200124e-05
 
 
 def _without_quantisation(model: PreTrainedModel) -> dict[str, object]:

@@ -58,7 +58,8 @@ def as_modelopt_nvfp4(tensors, settings):
 
 
 def test_blocks_of_128(tmp_path):
-    check_answers(edited(our_oracle("ct-fp8-block", tmp_path), tmp_path, as_deepseek), 1e-4)
+    folder = edited(our_oracle("ct-fp8-block", tmp_path), tmp_path, as_deepseek)
+    check_answers(folder, 1e-4, flips=0.5)
 
 
 @pytest.mark.parametrize("change", [as_autofp8, as_modelopt_fp8])

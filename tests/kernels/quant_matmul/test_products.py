@@ -195,7 +195,7 @@ def scale_and_zero(x, format):
         return scale, np.clip(np.rint(-128 - low / scale), -128, 127), x / scale
     largest = np.abs(x).max(-1, keepdims=True)
     scale = largest / most
-    if format.scales == "float32":
+    if format.scales == "float32" and not format.reach:
         return scale, 0, x * (most / largest)
     if format.scales == "e8m0":
         mantissa, exponent = np.frexp(scale * most)  # 0.5 to 1
