@@ -55,7 +55,7 @@ def folder_of(name: str, scratch: Path) -> Path:
 
 
 ASKED = tuple(name for name in TWINS if name != "phi3")
-"""Where llama.cpp computes the same: longrope goes by the room for a text there, not by the text."""
+"""Where llama.cpp computes the same: its longrope goes by the room for a text, not by the text."""
 
 
 def sources(scratch: Path) -> dict[str, tuple[Path, str]]:
