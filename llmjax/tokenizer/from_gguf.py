@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 _SPACE = "\u2581"
 
-_END_OF_GENERATION = frozenset(
+END_OF_GENERATION = frozenset(
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|calls|> <|flush|> "  # noqa: SIM905
     "<end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> "
     "<end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[ "
@@ -112,7 +112,7 @@ class _Vocabulary:
         # llama.cpp takes ordinary tokens for these too; but </s> is a tag of HTML to Qwen.
         ends = {
             text
-            for text in _END_OF_GENERATION & self.ids.keys()
+            for text in END_OF_GENERATION & self.ids.keys()
             if "|" in text or self.types[self.ids[text]] != TokenType.NORMAL
         }
         # In these vocabularies <|end|> ends a message, not a turn, and </s> is plain text.

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import LlmjaxError, UnsupportedModelError
-from .from_gguf import TokenType, tokenizer_from_gguf
+from .from_gguf import END_OF_GENERATION, TokenType, tokenizer_from_gguf
 from .pre_tokenizers import GPT2, name_of
 from .tokenizer import Tokenizer
 
@@ -204,7 +204,12 @@ def _special_ids(tokenizer: Tokenizer, vocab_size: int) -> dict[str, int]:
         found = None if text is None else tokenizer.backend.token_to_id(text)
         if found is not None:
             ids[f"{theirs}_token_id"] = found
-    ends = sorted(tokenizer.eos_token_ids - {ids.get("eos_token_id")})
+    # What ends a generation by its text needs no entry.
+    ends = sorted(
+        i
+        for i in tokenizer.eos_token_ids - {ids.get("eos_token_id")}
+        if tokenizer.backend.id_to_token(i) not in END_OF_GENERATION
+    )
     for name in ("eos_token_id", "eot_token_id", "eom_token_id"):
         if name not in ids and ends:
             ids[name] = ends.pop(0)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from gguf_cases import FIXTURES, IDS, K_QUANTS, TWINS, folder_of, sources
+from gguf_cases import ASKED, FIXTURES, IDS, K_QUANTS, TWINS, folder_of, sources
 from jax.sharding import SingleDeviceSharding
 
 from llmjax.checkpoint import convert, open_checkpoint
@@ -65,13 +65,15 @@ def test_weights_and_settings_come_back(name, tmp_path):
         np.testing.assert_allclose(ours, theirs, rtol=max(1e-6, bfloat16), atol=1e-7)
 
 
-@pytest.mark.parametrize("name", [*TWINS, *(pytest.param(k, marks=needs_native) for k in K_QUANTS)])
+@pytest.mark.parametrize("name", [*ASKED, *(pytest.param(k, marks=needs_native) for k in K_QUANTS)])
 def test_llama_cpp_has_the_same_logits(name, tmp_path):
-    source, method = sources(tmp_path)[name]
-    written = write(source, method, tmp_path)
+    written = write(*sources(tmp_path)[name], tmp_path)
     expected = ANSWERS[name]
-    # It quantises activations to 8 bits where weights are quantised.
-    error = 2e-4 if name in TWINS else 0.03 * np.abs(expected).max()
+    error = 1e-4
+    if name.startswith("gemma"):
+        error = 1e-2  # it looks GELU up in a table of half floats
+    if name in K_QUANTS:
+        error = 0.04 * np.abs(expected).max()  # it rounds activations to 8 bits
     np.testing.assert_allclose(logits(written), expected, atol=error, rtol=0)
 
 

@@ -76,7 +76,7 @@ def byte_level(
     backend.decoder = decoders.ByteLevel()
     for name, part in parts.items():
         setattr(backend, name, part)
-    backend.add_special_tokens([AddedToken("<s>"), AddedToken("</s>"), AddedToken("<|eot_id|>")])
+    backend.add_special_tokens([AddedToken("<s>"), AddedToken("</s>"), AddedToken("<|over|>")])
     backend.add_tokens(["<tool>"])
     templates = {"default": "{{ 1 }}", "tool_use": "{{ 2 }}"}
     names = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -94,7 +94,7 @@ def test_what_stands_beside_the_vocabulary():
     tokenizer = byte_level()
     metadata = gguf_tokenizer(tokenizer, 262)
     assert metadata["tokenizer.ggml.tokens"][256:] == [
-        *("<s>", "</s>", "<|eot_id|>", "<tool>"),
+        *("<s>", "</s>", "<|over|>", "<tool>"),
         *("[PAD260]", "[PAD261]"),
     ]
     assert metadata["tokenizer.ggml.token_type"][255:] == [1, 3, 3, 3, 4, 5, 5]
@@ -118,7 +118,7 @@ def test_ends_that_have_no_place_are_told(caplog):
     tokenizer = byte_level()
     tokenizer.eos_token_ids |= {65, 66, 67}
     gguf_tokenizer(tokenizer, 260)
-    assert "no room for these ids that end a generation: [67]" in caplog.text
+    assert "no room for these ids that end a generation: [67, 258]" in caplog.text
 
 
 def test_spaces_that_belong_to_tokens_are_told(caplog):
