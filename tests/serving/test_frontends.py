@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
+import random
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -271,6 +273,37 @@ def test_a_client_that_leaves_frees_its_pages(many):
         answer.close()
         wait_for(lambda: many.metric("num_requests_running") == 0)
     assert many.metric("generation_tokens_total") - before < 2 * 8 * 200
+
+
+def test_requests_that_are_cut_at_any_moment_leave_nothing_behind(serve, capfd):
+    own = serve("--api-server-count", "2", "--log-level", "info")
+    port, rng = int(own.url.rpartition(":")[2]), random.Random(0)
+
+    async def ask(number: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        body = {"prompt": [9] * rng.randrange(1, 60), "max_tokens": rng.randrange(1, 60)}
+        body |= {"stream": rng.random() < 0.5, "n": rng.randrange(1, 4), "ignore_eos": True}
+        if rng.random() < 0.2:
+            body["structured_outputs"] = {"regex": f"[ab]{{{number}}}"}
+        text = json.dumps(body)
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
+        writer.write((head + text).encode())
+        with suppress(TimeoutError):
+            await asyncio.wait_for(reader.readuntil(b"never"), rng.random() * 2)
+        writer.close()
+
+    async def ask_all() -> None:
+        await asyncio.gather(*map(ask, range(1, 151)))
+
+    asyncio.run(ask_all())
+    wait_for(lambda: own.call("/load")[1]["server_load"] == 0)
+    wait_for(lambda: own.metric("kv_cache_pages_used") == 0)
+    assert own.metric("num_requests_waiting") == 0
+    assert own.stop() == 0
+    said = capfd.readouterr().err
+    assert "for running requests: 0" in said
+    assert "is killed" not in said and "Traceback" not in said
 
 
 def test_a_frontend_that_dies_takes_its_requests_along_and_no_others(many):
