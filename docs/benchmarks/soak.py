@@ -41,6 +41,8 @@ WALL = {
     "properties": {"colour": {"enum": ["red", "blue"]}, "why": {"type": "string"}},
 }
 BUSY = (429, 503)
+ENDS = (b"[DONE]", b'"message_stop"', b'"response.completed"', b'"response.incomplete"')
+"""One of these is in the last line of a stream that has ended well."""
 
 
 @dataclass
@@ -117,13 +119,7 @@ async def streamed(soak: Soak, rng: random.Random, pause: float = 0.0) -> None:
     if response.status in BUSY:
         await turned_away(soak, sort, response)
         return
-    ends = (
-        b"data: [DONE]",
-        b'"type": "message_stop"',
-        b'"response.completed"',
-        b'"response.incomplete"',
-    )
-    if response.status != 200 or not any(end in last for end in ends):
+    if response.status != 200 or not any(end in last for end in ENDS):
         soak.complain(sort, f"{path} {response.status} ends with {last!r}")
     else:
         soak.note(sort, "answered")
@@ -273,12 +269,23 @@ def address(server: subprocess.Popen) -> str:
     sys.exit(f"the server ended with status {server.wait()}")
 
 
+async def fill(session: aiohttp.ClientSession, url: str) -> None:
+    """Writes every page of the pool once: on a CPU it takes memory as it is used."""
+    length = CONTEXT - 8
+    for first in range(1000, 1000 + PAGES * 16, length):
+        prompt = [1000 + (first + 7 * i) % 30000 for i in range(length)]
+        body = {"prompt": prompt, "max_tokens": 1}
+        async with session.post(url + "/v1/completions", json=body) as response:
+            response.raise_for_status()
+
+
 async def soak_for(
     minutes: float, args: argparse.Namespace, url: str, server: subprocess.Popen
 ) -> dict:
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        await fill(session, url)
         began = time.monotonic()
         soak = Soak(url, session, MODEL, began + 60 * minutes)
         clients = [client(soak, number) for number in range(args.clients)]

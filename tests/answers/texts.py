@@ -36,6 +36,7 @@ CASES: list[tuple[str, str, str, Calls]] = [
         [ADD, NONE],
     ),
     ("hermes", f" {hermes('write', TRICKY_JSON)}", "", [TRICKY]),
+    ("hermes", f'So:\n```json\n{{"name": "add", "arguments": {ADD_JSON}}}\n```', "So:", [ADD]),
     ("hermes", '<tool_call>{"arguments": "{}", "name": "now"}</tool_call>', "", [NONE]),
     ("hermes", '<tool_call>{"name": "write", "arguments": {"text": "a\nb"}}</tool_call>', "",
      [("write", {"text": "a\nb"})]),
@@ -87,6 +88,9 @@ CASES: list[tuple[str, str, str, Calls]] = [
 
 NO_CALLS = [
     ("hermes", "no call"),
+    ("hermes", '```json\n{"name": "unknown", "arguments": {}}\n```'),
+    ("hermes", 'As in\n```json\n{"name": "now"}\n```\nor so.'),
+    ("hermes", '```json\n{"name": "now", "arguments": {}}'),
     ("hermes", "a <tool_call"),
     ("hermes", "<tool_call>\n"),
     ("hermes", "<tool_call>{'name': 'now', 'arguments': {}}</tool_call>"),

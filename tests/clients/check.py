@@ -382,9 +382,10 @@ def openai_agents(server: Server) -> None:
         return colour
 
     agents.set_tracing_disabled(True)
-    plain = openai.AsyncOpenAI(base_url=server.v1, api_key="none", max_retries=0)
     settings = agents.ModelSettings(tool_choice="required", max_tokens=100, temperature=0)
     for kind in (agents.OpenAIChatCompletionsModel, agents.OpenAIResponsesModel):
+        # A client of its own for each loop.
+        plain = openai.AsyncOpenAI(base_url=server.v1, api_key="none", max_retries=0)
         agent = agents.Agent(
             name="painter",
             instructions="Be brief.",

@@ -380,6 +380,7 @@ def test_detokenize_refuses(tokens):
             "json",
             "{}",
         ),
+        ("response_format", {"type": "json_object", "value": {}}, "json", "{}"),
         ("structured_outputs", {"json": {"type": "null"}}, "json", '{"type": "null"}'),
         ("structured_outputs", {"regex": "a+"}, "regex", "a+"),
         ("structured_outputs", {"choice": ["a", "b"]}, "choice", ("a", "b")),
@@ -391,7 +392,7 @@ def test_what_an_output_must_be(parse, field, value, kind, wanted):
     assert (asked.kind, asked.value) == (kind, wanted)
     assert asked.label.startswith(field)
     # As OpenAI's strict mode asks for; elsewhere a schema means what it says.
-    assert asked.disable_additional_properties == ("json_schema" in value)
+    assert asked.disable_additional_properties == (field == "response_format" and kind == "json")
 
 
 @pytest.mark.parametrize("parse", [completion, chat])

@@ -33,7 +33,8 @@ def json_or_text(value: Any, path: str) -> dict | str:
 
 _FORMATS: dict[str, dict[str, Field]] = {
     "text": {},
-    "json_object": {},
+    # Hugging Face's InferenceClient writes what it is given as "json_schema" so.
+    "json_object": {"value": Field(mapping)},
     "json_schema": {"json_schema": Field(mapping, required=True)},
     "structural_tag": {
         "structures": Field(array, required=True),
@@ -81,13 +82,18 @@ def response_format(value: Any, path: str) -> StructuredOutputs | None:
     values = read(value, _FORMATS[kind], {"type": text}, f"{path}.")
     if kind == "text":
         return None
+    if kind == "json_object" and values["value"] is not None:
+        return _bound_to(values["value"], f"{path}.value")
     if kind == "json_object":
         return StructuredOutputs(json_object=True, asked_as=path)
     if kind == "structural_tag":
         return StructuredOutputs(structural_tag=values, asked_as=path)
     path = f"{path}.json_schema"
     schema = read(values["json_schema"], _JSON_SCHEMA, _JSON_SCHEMA_NO_OPS, f"{path}.")["schema"]
-    asked_as = f"{path}.schema"
+    return _bound_to(schema, f"{path}.schema")
+
+
+def _bound_to(schema: dict[str, Any], asked_as: str) -> StructuredOutputs:
     return StructuredOutputs(json=schema, disable_additional_properties=True, asked_as=asked_as)
 
 
