@@ -24,7 +24,8 @@ from llmjax.config import EngineConfig
 from llmjax.engine.pooling import PoolingEngine, make_pooling_engine
 from llmjax_serving.app import make_app
 from llmjax_serving.config import ServerConfig
-from llmjax_serving.openapi import ANSWERS, REQUESTS
+from llmjax_serving.openapi import REQUESTS
+from llmjax_serving.openapi_answers import ANSWERS
 from llmjax_serving.state import ServerState
 
 from .conftest import KEY, PROGRAM, Served

@@ -6,8 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from .chat import PROMPT, PROMPT_NO_OPS, ChatPrompt, chat_prompt
-from .fields import Field, boolean, integer, list_of, read, text
+from .fields import Field, array, boolean, described, read, text
 from .sampling import Limits, token_ids
+
+
+@described({"type": "array", "items": {"type": "integer", "minimum": 0}})
+def ids(value: Any, path: str) -> list[Any]:
+    """Token ids; which ones there are depends on the model, and is checked with that."""
+    return array(value, path)
+
 
 TOKENIZE_TEXT: dict[str, Field] = {
     "model": Field(text),
@@ -24,7 +31,7 @@ TOKENIZE_CHAT: dict[str, Field] = {
 
 DETOKENIZE: dict[str, Field] = {
     "model": Field(text),
-    "tokens": Field(list_of(integer(0)), required=True),
+    "tokens": Field(ids, required=True),
 }
 
 
