@@ -8,21 +8,20 @@ print(llm.generate("The capital of France is")[0].outputs[0].text)
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
-# Now, not on demand: importing the room later would put it in the place of the function.
+# Now, not on demand: importing their rooms later would put these in the place of the functions.
 from .advise import advise
 from .beam_search import BeamSearchParams
 from .message import ChatMessage, ToolCall
 from .output import CompletionOutput, Logprob, RequestOutput
 from .pooled import EmbeddingOutput, RerankOutput, ScoreOutput
+from .quantize import quantize
 from .request import RequestOptions, SamplingParams
 from .structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
     from .llm import LLM
-    from .quantize import quantize
 
 __version__ = "0.1.0"
 __all__ = [
@@ -50,6 +49,4 @@ def __getattr__(name: str) -> object:
         from .llm import LLM
 
         return LLM
-    if name == "quantize":
-        return importlib.import_module(".quantize", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

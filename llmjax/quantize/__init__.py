@@ -1,13 +1,8 @@
-"""Producing quantised models: `llmjax.quantize(src, dst, method)`, and a file a method.
-
-The room is a function too: `llmjax.quantize` means the same whoever imported what before.
-"""
+"""Producing quantised models: `llmjax.quantize(src, dst, method)`, and a file a method."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from .config import METHODS, QuantizeConfig
@@ -40,10 +35,3 @@ def quantize(
     from .writers import produce  # imports jax, which takes a second
 
     return produce(src, dst, QuantizeConfig.of(method, settings), progress=progress)
-
-
-class _Room(ModuleType):
-    __call__ = staticmethod(quantize)
-
-
-sys.modules[__name__].__class__ = _Room

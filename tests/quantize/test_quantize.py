@@ -263,8 +263,3 @@ def test_calibration_files(make_model, tmp_path):
     path.write_text('{"text": "abc"}')
     with pytest.raises(ConfigError, match="a text of 3 tokens"):
         calibration_windows(config, tokenizer)
-
-
-def test_the_room_is_a_function_whoever_imported_it():
-    assert callable(llmjax.quantize)
-    assert llmjax.quantize.QuantizeConfig is not None
