@@ -90,7 +90,6 @@ NO_CALLS = [
     ("hermes", "no call"),
     ("hermes", '```json\n{"name": "unknown", "arguments": {}}\n```'),
     ("hermes", 'As in\n```json\n{"name": "now"}\n```\nor so.'),
-    ("hermes", '```json\n{"name": "now", "arguments": {}}'),
     ("hermes", "a <tool_call"),
     ("hermes", "<tool_call>\n"),
     ("hermes", "<tool_call>{'name': 'now', 'arguments': {}}</tool_call>"),
