@@ -64,6 +64,8 @@ FULL = SamplingParams(
     ),
     allowed_token_ids=(1, 2),
     bad_words=["no"],
+    thinking_token_budget=9,
+    reasoning=Reasoning("<a>", "</a>", False),
 )
 OPTIONS = RequestOptions(priority=-(2**63), cache_salt="s", user="u", timeout=1.5, queue_timeout=2)
 
