@@ -27,8 +27,7 @@ _MODEL_TYPES = {
     "Olmo2ForCausalLM": "olmo2",
 }
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
-_LLAMA3 = ((8.0, 8192), (32.0, 8192), (16.0, 8192))
-"""Factors and original lengths of Llama 3.1 to 3.3, of which GGUF keeps the frequencies alone."""
+_LLAMA3_LENGTH = 8192
 
 
 def hub_config(config: DecoderConfig) -> dict[str, Any]:
@@ -93,16 +92,8 @@ def _positions(config: DecoderConfig) -> dict[str, Any]:
 
 def _scaling(rope: RopeConfig) -> dict[str, Any] | None:
     if rope.freq_factors:
-        for factor, original in _LLAMA3:
-            kind = replace(
-                rope,
-                kind="llama3",
-                factor=factor,
-                original_max_position=original,
-                freq_factors=(),
-            )
-            if _rotate_alike(rope, kind):
-                return _scaling(kind)
+        alike = [kind for kind in _llama3_kinds(rope) if _rotate_alike(rope, kind)]
+        return _scaling(alike[0]) if alike else None
     if rope.kind == "default":
         return None
     known = {k: v for k, v in asdict(rope).items() if v not in (None, ())}
@@ -112,6 +103,25 @@ def _scaling(rope: RopeConfig) -> dict[str, Any] | None:
         "rope_type": rope.kind,
         "original_max_position_embeddings": original,
     }
+
+
+def _llama3_kinds(rope: RopeConfig) -> list[RopeConfig]:
+    """What Llama 3.1's scaling may have been, of which GGUF keeps the divisors alone.
+
+    Those of the lowest frequencies are its factor, and one in between tells the original length.
+    """
+    divisors = np.array(rope.freq_factors)
+    factor = float(divisors.max())
+    between = np.flatnonzero((divisors > 1) & (divisors < factor))
+    lengths = [_LLAMA3_LENGTH]
+    if len(between):
+        i = int(between[0])
+        smooth = (1 / divisors[i] - 1 / factor) / (1 - 1 / factor)
+        wave = 2 * np.pi * rope.theta ** (2 * i / rope.dim)
+        low, high = rope.low_freq_factor, rope.high_freq_factor
+        lengths.insert(0, round(wave * (low + smooth * (high - low))))
+    plain = replace(rope, kind="llama3", factor=factor, freq_factors=())
+    return [replace(plain, original_max_position=length) for length in lengths]
 
 
 def _gemma(config: DecoderConfig) -> dict[str, Any]:
