@@ -61,7 +61,7 @@ def _scale(layer: Layer, place: Place, inputs: Inputs, format: IntFormat) -> Flo
         grid=format.grid,
         group=group,
     )
-    across = fold(layer, place, scales[int(jnp.argmin(losses))])
+    across = jnp.asarray(fold(layer, place, scales[int(jnp.argmin(losses))]))
     return inputs.gram / jnp.outer(across, across)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +53,7 @@ def input_rounding(config: QuantizeConfig) -> InputRounding | None:
     if config.activations in (None, "none"):
         return None
     group = FP8_BLOCK if config.granularity == "block" else 0
-    code = "fp8" if config.family == "fp8" else "int8"
+    code: Literal["fp8", "int8"] = "fp8" if config.family == "fp8" else "int8"
     return InputRounding(code, group, config.activations == "static")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterator
 
 import jax.numpy as jnp
 import numpy as np
@@ -62,10 +62,12 @@ class Source:
         """Some parameters, by path."""
         return dict(self._read(lambda path: path in paths))
 
-    def _read(self, wanted) -> Iterable[tuple[str, np.ndarray]]:
+    def _read(self, wanted: Callable[[str], bool]) -> Iterator[tuple[str, np.ndarray]]:
         for name, uses in self._plan.items():
             some = [use for use in uses if wanted(use.path)]
-            stored = self._checkpoint.read(name) if some else None
+            if not some:
+                continue
+            stored = self._checkpoint.read(name)
             for path, transform in some:
                 value = stored if transform is None else transform(stored, self.config)
                 yield path, np.asarray(value, np.float32)

@@ -28,7 +28,7 @@ def logits(folder: Path) -> np.ndarray:
 
 def main() -> None:
     out, found = Path(sys.argv[1]), {}
-    for folder in sorted(path for path in out.iterdir() if path.is_dir()):
+    for folder in sorted(path for path in out.iterdir() if path.is_dir() and path.name != "source"):
         found[folder.name] = logits(folder)
         ours = np.load(out / f"{folder.name}.npy")
         print(f"{folder.name:20} {np.abs(found[folder.name] - ours).max():.2e}", flush=True)

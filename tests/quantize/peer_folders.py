@@ -8,6 +8,7 @@ Codes are the nearest ones in every layout, so that they are the same wherever t
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from llmjax.checkpoint import open_checkpoint
 from llmjax.nn.linear import project
@@ -78,13 +80,23 @@ def noted_layers() -> Iterator[list[Layer]]:
         layerwise.QUANTISE.update(methods)
 
 
-def write(folder: Path, name: str, text: Path) -> np.ndarray:
-    """Writes a layout; gives the logits [T V] of `IDS` that it stands for."""
+def write_source(folder: Path) -> None:
+    """The model, a tokenizer that knows no word, and words."""
+    shutil.copytree(SOURCE, folder)
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "words.txt").write_text("to be or not to be that is the question")
+
+
+def write(model: Path, folder: Path, name: str) -> np.ndarray:
+    """Writes a layout of `write_source`'s; gives the logits [T V] of `IDS` that it stands for."""
     method, settings = LAYOUTS[name]
     if method in ("gptq", "awq"):
-        settings = settings | {"calibration": str(text), "num_samples": 1, "sequence_length": 8}
+        words = {"calibration": str(model / "words.txt"), "num_samples": 1, "sequence_length": 8}
+        settings = settings | words
     with noted_layers() as layers:
-        quantize(SOURCE, folder, method, progress=False, dtype="float32", **settings)
+        quantize(model, folder, method, progress=False, dtype="float32", **settings)
     source = Source(open_checkpoint(SOURCE))
     outer = source.outer()
     hidden = embed(outer["embed.weight"], IDS, source.config)
@@ -100,7 +112,6 @@ def write(folder: Path, name: str, text: Path) -> np.ndarray:
 if __name__ == "__main__":
     out = Path(sys.argv[1])
     out.mkdir()
-    calibration = out / "text.txt"
-    calibration.write_text("to be, or not to be")
+    write_source(out / "source")
     for layout in LAYOUTS:
-        np.save(out / f"{layout}.npy", write(out / layout, layout, calibration))
+        np.save(out / f"{layout}.npy", write(out / "source", out / layout, layout))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from peer_folders import LAYOUTS, write
+from peer_folders import LAYOUTS, write, write_source
 
 PEERS = np.load(Path(__file__).parent / "fixtures" / "peers.npz")
 LOOSE = {"gptq": 2e-2, "awq": 2e-2}
@@ -15,8 +15,7 @@ LOOSE = {"gptq": 2e-2, "awq": 2e-2}
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_logits_are_those_of_peers(tmp_path, layout):
-    text = tmp_path / "text.txt"
-    text.write_text("to be, or not to be")
-    ours = write(tmp_path / "out", layout, text)
+    write_source(tmp_path / "source")
+    ours = write(tmp_path / "source", tmp_path / "out", layout)
     bound = LOOSE.get(layout.partition("-")[0], 2e-4)
     np.testing.assert_allclose(ours, PEERS[layout], atol=bound, rtol=0)
