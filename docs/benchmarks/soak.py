@@ -31,7 +31,7 @@ from typing import Any
 import aiohttp
 import psutil
 
-GROWTH, STUCK, SAMPLE = 0.05, 180.0, 10.0
+GROWTH, STUCK, SAMPLE = 0.05, 600.0, 10.0
 CLIENTS, WARM_SHARE, MODEL = 64, 0.2, "model"
 QUEUE, PAGES, CONTEXT, TIMEOUT = 24, 900, 1024, 8
 """Requests that may wait, pages of the pool, tokens, and seconds that clients may stand still."""
