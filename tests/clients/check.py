@@ -382,7 +382,9 @@ def openai_agents(server: Server) -> None:
         return colour
 
     agents.set_tracing_disabled(True)
-    settings = agents.ModelSettings(tool_choice="required", max_tokens=100, temperature=0)
+    settings = agents.ModelSettings(
+        tool_choice="required", parallel_tool_calls=False, max_tokens=200, temperature=0
+    )
     for kind in (agents.OpenAIChatCompletionsModel, agents.OpenAIResponsesModel):
         # A client of its own for each loop.
         plain = openai.AsyncOpenAI(base_url=server.v1, api_key="none", max_retries=0)
