@@ -4,7 +4,7 @@ In an environment with those: `python tests/oracles/make_quantised.py OUT`, wher
 `tests/quantize/peer_folders.py OUT` has written the folders. Writes
 tests/quantize/fixtures/peers.npz: of each folder the logits [T V] of the same ids.
 
-GPTQ and AWQ are read by gptqmodel; products are in float32 there too.
+GPTQ and AWQ are read by gptqmodel, which computes in float16; all others in float32.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def load(folder: Path) -> torch.nn.Module:
     backend = backends.get(settings["quant_method"])
     if backend is None:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return GPTQModel.load(str(folder), device="cpu", dtype=torch.float32, backend=backend).model
+    return GPTQModel.load(str(folder), device="cpu", dtype=torch.float16, backend=backend).model
 
 
 @torch.no_grad()
