@@ -4,26 +4,36 @@ In an environment with those: `python tests/oracles/make_quantised.py OUT`, wher
 `tests/quantize/peer_folders.py OUT` has written the folders. Writes
 tests/quantize/fixtures/peers.npz: of each folder the logits [T V] of the same ids.
 
-GPTQ and AWQ are read by gptqmodel; products are in float32 there too.
+GPTQ and AWQ are read by gptqmodel, which computes in float16; all others in float32.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import torch
+from gptqmodel import BACKEND, GPTQModel
 from transformers import AutoModelForCausalLM
 
 FIXTURE = Path(__file__).parents[1] / "quantize" / "fixtures" / "peers.npz"
 IDS = torch.arange(7, 19)[None] * 5 % 256
 
 
+def load(folder: Path) -> torch.nn.Module:
+    settings = json.loads((folder / "config.json").read_text())["quantization_config"]
+    backends = {"gptq": BACKEND.GPTQ_TORCH, "awq": BACKEND.TORCH_AWQ}
+    backend = backends.get(settings["quant_method"])
+    if backend is None:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return GPTQModel.load(str(folder), device="cpu", dtype=torch.float16, backend=backend).model
+
+
 @torch.no_grad()
 def logits(folder: Path) -> np.ndarray:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    return model(IDS).logits[0].float().numpy()
+    return load(folder).eval()(IDS).logits[0].float().numpy()
 
 
 def main() -> None:

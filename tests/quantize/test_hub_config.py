@@ -68,7 +68,7 @@ def test_what_config_json_cannot_say_is_an_error():
 
 
 def test_a_gguf_file_becomes_a_folder_with_a_tokenizer(tmp_path):
-    source = FIXTURES / "gguf" / "llama3-q8_0.gguf"
+    source = FIXTURES / "gguf" / "smollm2.gguf"
     quantize(source, tmp_path / "out", "int8", progress=False, dtype="float32")
     text = open_checkpoint(source).read_text_side()
     found, wanted = text_from_folder(tmp_path / "out").tokenizer, text.tokenizer
