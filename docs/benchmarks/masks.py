@@ -1,8 +1,7 @@
 """What it costs to bind outputs: `python docs/benchmarks/masks.py [MODEL]`.
 
 STREAMS sequences decode, of which nothing is asked, and then the same number whose output is bound
-to a JSON schema, by turns, ROUNDS times. In "strings" no token is forced, so that a step is the
-same but for the mask; in "records" keys are, which are computed as a prompt is, several in a step.
+to a JSON schema, by turns, ROUNDS times: a list of strings, or of records.
 For docs/benchmarks/masks.md, on a machine that does nothing else.
 """
 
