@@ -9,8 +9,8 @@ import pytest
 from peer_folders import LAYOUTS, write, write_source
 
 PEERS = np.load(Path(__file__).parent / "fixtures" / "peers.npz")
-LOOSE = {"gptq": 2e-2, "awq": 2e-2}
-"""gptqmodel computes in fewer bits."""
+LOOSE = {"gptq": 5e-2, "awq": 5e-2}
+"""gptqmodel computes in float16."""
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
