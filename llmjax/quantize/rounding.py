@@ -53,6 +53,6 @@ def round_inputs(
 
 def _coded(x: Float[Array, "*S"], code: str) -> Float[Array, "*S"]:
     if code == "int8":
-        # A row's greatest is at 127.5 exactly, which is to become 128 whatever division makes of it.
+        # A row's greatest is at 127.5: that is to become 128, whatever division makes of it.
         return jnp.clip(jnp.round(x * _OUTWARD), -128, 127)
     return jnp.clip(x, -E4M3_MAX, E4M3_MAX).astype(jnp.float8_e4m3fn).astype(jnp.float32)

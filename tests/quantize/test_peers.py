@@ -10,7 +10,7 @@ from peer_folders import LAYOUTS, write, write_source
 
 PEERS = np.load(Path(__file__).parent / "fixtures" / "peers.npz")
 LOOSE = {"gptq": 5e-2, "awq": 5e-2, "nvfp4": 0.25, "mxfp4": 0.25, "int8-dynamic": 0.1}
-"""Where the peer computes in 16 bits, or an input that lies between two codes may fall to either."""
+"""Where the peer computes in 16 bits, or inputs lie between two codes and may fall to either."""
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
