@@ -48,7 +48,9 @@ _DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 @dataclass(frozen=True)
 class QuantizeConfig:
-    """How to quantise. None takes what the method takes unless told.
+    """How to quantise.
+
+    What is None becomes what the method takes unless told.
 
     Attributes:
         method: gptq, awq, smoothquant, int8, int4, fp8, nvfp4, mxfp4, or gguf:TYPE, where the type

@@ -76,8 +76,7 @@ def int_format(config: QuantizeConfig, dtype: np.dtype) -> IntFormat:
     symmetric = config.symmetric is not False
     assert bits is not None
     if config.format == "gptq":
-        # The first format, which every reader knows, stores zero points less one.
-        grid = Grid(bits, symmetric, np.dtype(np.float16), least_zero=1)
+        grid = Grid(bits, symmetric, np.dtype(np.float16))
         return IntFormat(grid, group, _gptq, words_down=True, words_across=True)
     if config.format == "awq":
         half = np.dtype(np.float16) if dtype.itemsize > 2 else dtype
@@ -90,7 +89,8 @@ def int_format(config: QuantizeConfig, dtype: np.dtype) -> IntFormat:
 
 def _gptq(codes: IntCodes) -> Tensors:
     bits = codes.grid.bits
-    zeros = (codes.zeros - np.uint8(1)) & np.uint8(codes.grid.last)
+    # The first format stores them less one; asymmetric folders are in the second, as they are.
+    zeros = codes.zeros - np.uint8(codes.grid.symmetric)
     return {
         "qweight": pack(codes.codes, bits).T,
         "qzeros": pack(np.ascontiguousarray(zeros.T), bits),

@@ -18,13 +18,11 @@ class Grid(NamedTuple):
         bits: codes are 0 to 2^bits - 1.
         symmetric: the code of zero is 2^(bits - 1); else it is the group's own.
         dtype: that scales are stored in.
-        least_zero: zero points begin here. GPTQ's first format stores them less one.
     """
 
     bits: int
     symmetric: bool
     dtype: np.dtype
-    least_zero: int = 0
 
     @property
     def last(self) -> int:
@@ -40,7 +38,7 @@ class Grid(NamedTuple):
             scale = self._stored(2 * jnp.maximum(-low, high) / self.last)
             return scale, jnp.full_like(scale, 2 ** (self.bits - 1))
         scale = self._stored((high - low) / self.last)
-        return scale, jnp.clip(jnp.round(-low / scale), self.least_zero, self.last)
+        return scale, jnp.clip(jnp.round(-low / scale), 0, self.last)
 
     def codes(
         self, w: Float[Array, "*S"], scale: Float[Array, "*S"], zero: Float[Array, "*S"]

@@ -35,7 +35,7 @@ def _gptq(config: QuantizeConfig, ignored: Sequence[str]) -> dict[str, Any]:
         "damp_percent": config.damp,
         "true_sequential": True,
         "lm_head": False,
-        "checkpoint_format": "gptq",
+        "checkpoint_format": "gptq" if config.symmetric else "gptq_v2",
         "pack_dtype": "int32",
     }
     layers = [name for name in ignored if name != "lm_head"]

@@ -4,7 +4,8 @@ In an environment with those: `python tests/oracles/make_quantised.py OUT`, wher
 `tests/quantize/peer_folders.py OUT` has written the folders. Writes
 tests/quantize/fixtures/peers.npz: of each folder the logits [T V] of the same ids.
 
-GPTQ and AWQ are read by gptqmodel, which computes in float16; all others in float32.
+GPTQ and AWQ are read by gptqmodel, which computes in float16; four-bit floats in bfloat16, as no
+other type loads them; all others in float32.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def load(folder: Path) -> torch.nn.Module:
     backends = {"gptq": BACKEND.GPTQ_TORCH, "awq": BACKEND.TORCH_AWQ}
     backend = backends.get(settings["quant_method"])
     if backend is None:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        dtype = torch.bfloat16 if "fp4" in settings["format"] else torch.float32
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     return GPTQModel.load(str(folder), device="cpu", dtype=torch.float16, backend=backend).model
 
 

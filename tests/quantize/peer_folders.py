@@ -4,6 +4,8 @@
 in an environment with the peers, notes what transformers makes of them.
 
 Codes are the nearest ones in every layout, so that they are the same wherever they are made.
+Asymmetric pack-quantized is not among them: transformers 5.24 with compressed-tensors 0.20 does not
+load what llmcompressor writes of it either.
 """
 
 from __future__ import annotations
@@ -39,7 +41,6 @@ LAYOUTS: dict[str, tuple[str, dict]] = {
     "gptq-8-rows": ("gptq", {"group_size": -1, "bits": 8}),
     "awq": ("awq", GROUPED),
     "int4": ("int4", GROUPED),
-    "int4-asymmetric": ("int4", GROUPED | {"symmetric": False}),
     "int8-rows": ("int8", {}),
     "int8-dynamic": ("int8", {"activations": "dynamic"}),
     "fp8-dynamic": ("fp8", {}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from layers import layer_of
+from layer_fixtures import layer_of
 
 from llmjax.quantize.folding import fold, gathered
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from layers import FIXTURES
+from layer_fixtures import FIXTURES
 from safetensors.numpy import load_file
 
 from llmjax.checkpoint import open_checkpoint

@@ -18,7 +18,7 @@ def output_error(weight: np.ndarray, rounded: np.ndarray, x: np.ndarray) -> floa
     return float(np.sum((x.astype(np.float64) @ (rounded - weight).T.astype(np.float64)) ** 2))
 
 
-def fit(low, high, bits, symmetric, dtype=np.float32, least_zero=0):
+def fit(low, high, bits, symmetric, dtype=np.float32):
     """Scale and zero point of a group."""
     last = 2**bits - 1
     low, high = np.minimum(low, 0), np.maximum(high, 0)
@@ -26,7 +26,7 @@ def fit(low, high, bits, symmetric, dtype=np.float32, least_zero=0):
         scale = (2 * np.maximum(-low, high) / last).astype(dtype).astype(np.float64)
         return scale, np.full_like(scale, 2 ** (bits - 1))
     scale = ((high - low) / last).astype(dtype).astype(np.float64)
-    return scale, np.clip(np.round(-low / scale), least_zero, last)
+    return scale, np.clip(np.round(-low / scale), 0, last)
 
 
 def nearest(weight, bits, group, symmetric, dtype=np.float32):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
+import plain_references as references
 import pytest
-import references
-from layers import layer_of
+from layer_fixtures import layer_of
 
 from llmjax.quantize import QuantizeConfig, nearest, smoothquant
 from llmjax.quantize.grid import Grid

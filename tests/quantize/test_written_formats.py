@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import plain_references as references
 import pytest
-import references
 
 from llmjax.errors import ConfigError
 from llmjax.quant.integers import pack, unpack
