@@ -12,7 +12,6 @@ from typing import Any
 from ..checks import shown
 from ..config import check_types
 from ..errors import ConfigError
-from .gguf_mix import ALIASES, MIXES, NEEDS_IMPORTANCE
 
 _CALIBRATED: dict[str, Any] = {"calibration": None, "num_samples": 128, "sequence_length": 512}
 _WRITTEN: dict[str, Any] = {"dtype": "auto", "ignore": ("lm_head",)}
@@ -150,6 +149,8 @@ class QuantizeConfig:
         return METHODS[self.family]
 
     def _check_gguf_type(self) -> None:
+        from .gguf_mix import ALIASES, MIXES  # numpy comes with them, which `--help` can do without
+
         if self.gguf_type.upper() not in {*MIXES, *ALIASES}:
             known = ", ".join(f"gguf:{name}" for name in MIXES)
             raise ConfigError(f"method is {shown(self.method)}, allowed: {known}")
@@ -196,6 +197,8 @@ class QuantizeConfig:
             )
 
     def _check_importance(self) -> None:
+        from .gguf_mix import NEEDS_IMPORTANCE
+
         if self.imatrix is not None and self.calibration is not None:
             raise ConfigError(
                 f"imatrix is {shown(self.imatrix)} and calibration {shown(self.calibration)}, "
