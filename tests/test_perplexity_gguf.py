@@ -49,5 +49,5 @@ def test_perplexity_is_that_of_llama_cpp(written, theirs, record_property):
     sizes = {"max_model_len": 640, "token_buckets": (512,), "seq_buckets": (16,)}
     with LLM(str(written), max_num_seqs=16, background=False, **sizes) as llm:
         found = np.exp(np.mean(mean_losses(llm, answers("smollm2-wikitext2-nll"))))
-    record_property("perplexity", found)
+    record_property("perplexity", float(found))
     assert abs(found / np.exp(np.mean(theirs["per"])) - 1) < 0.005
