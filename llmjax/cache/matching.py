@@ -85,9 +85,6 @@ class Matcher:
         least = max(1, self.layout.block_size // 8)  # a copy takes longer than a token or two
         best, most = None, least - 1
         for child in node.branches(rest[0]):
-            # Of many children nearly all are seen here to be no better.
-            if most >= len(rest) or child.tokens[most] != rest[most]:
-                continue
             if (count := common(child.tokens, rest)) <= most:
                 continue
             if child.owner is not None:
