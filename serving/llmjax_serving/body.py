@@ -45,9 +45,9 @@ def read_json(request: web.Request) -> dict[str, Any]:
     return body
 
 
-async def size_of(request: web.Request) -> int:
+def size_of(request: web.Request) -> int:
     """Bytes of the body."""
-    return len(await request.read())
+    return len(request[BODY])
 
 
 def parse(raw: bytes) -> Any:

@@ -199,7 +199,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     if body.prompt.template is not None:  # which may take as long as it likes
         job, plan = await state.in_thread(make_job, *args)
     else:
-        job, plan = await state.computed(await size_of(request), make_job, *args)
+        job, plan = await state.computed(size_of(request), make_job, *args)
     formatter = ChatFormatter(answer_id, state.model_name, body, job, plan, tokenizer)
     meter, trace = meter_of(request), trace_of(request)
     outputs = run(engine, [job], engine.metrics, arrival, meter, trace)

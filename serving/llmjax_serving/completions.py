@@ -166,7 +166,7 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     check_model(body.model, state.model_name)
     answer_id = new_id("cmpl", body.request_id)
     args = (answer_id, body, engine.tokenizer, engine.max_model_len)
-    jobs = await state.computed(await size_of(request), make_jobs, *args)
+    jobs = await state.computed(size_of(request), make_jobs, *args)
     formatter = CompletionFormatter(answer_id, state.model_name, body, jobs, engine.tokenizer)
     meter, trace = meter_of(request), trace_of(request)
     outputs = run(engine, jobs, engine.metrics, arrival, meter, trace)

@@ -178,7 +178,7 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     answer_id = new_id("msg")
     args = (answer_id, body, engine.tokenizer, engine.max_model_len, engine.config.model)
     with naming_fields():
-        job, plan = await state.computed(await size_of(request), make_job, *args)
+        job, plan = await state.computed(size_of(request), make_job, *args)
     formatter = MessagesFormatter(answer_id, state.model_name, job, plan)
     meter, trace = meter_of(request), trace_of(request)
     outputs = run(engine, [job], engine.metrics, arrival, meter, trace)
