@@ -18,6 +18,7 @@ from ..config import EngineConfig
 from ..errors import EngineDeadError, GroupError, LlmjaxError, RequestFailedError, ShutdownError
 from ..parallel.group import Group
 from ..request import FinishReason, Request, Rules, SequenceDelta
+from .draining import wait_and_stop
 from .engine import Engine
 from .replicas import make_engine
 from .snapshot import take_snapshot
@@ -151,12 +152,7 @@ class EngineThread:
             How many had not ended within `timeout` seconds and are cut off.
         """
         self._draining = True
-        deadline = time.monotonic() + timeout
-        while self.num_requests and time.monotonic() < deadline:
-            await asyncio.sleep(0.05)
-        cut_off = self.num_requests
-        self.stop()
-        return cut_off
+        return await wait_and_stop(self, timeout)
 
     def stop(self) -> None:
         """Ends stepping after the step at hand, without waiting for it.

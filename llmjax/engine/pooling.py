@@ -30,6 +30,7 @@ from ..errors import (
 from ..metrics import LABELS, Metrics
 from ..tokenizer import Tokenizer
 from .compile import Programs, enable_persistent_cache
+from .draining import wait_and_stop
 from .pooling_inputs import InputMaker, PoolingInput
 from .pooling_step import PoolingBatch, PoolingBuckets, make_pool
 
@@ -213,12 +214,7 @@ class PoolingEngine:
             How many had not ended within `timeout` seconds and are cut off.
         """
         self._draining = True
-        deadline = time.monotonic() + timeout
-        while self.num_requests and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
-        cut_off = self.num_requests
-        self.stop()
-        return cut_off
+        return await wait_and_stop(self, timeout)
 
     def stop(self) -> None:
         """Ends after the step at hand, without waiting for it; what waits fails."""

@@ -70,37 +70,23 @@ class InputMaker:
         add_special_tokens: bool = True,
         prompt_name: str | None = None,
         dimensions: int | None = None,
+        of_tokens: bool = False,
     ) -> Plan:
         """Of texts or token ids; the answers are float32 vectors.
 
         Args:
             prompt_name: which of the model's prompts goes before texts.
             dimensions: of the vectors, where the model allows it to be cut.
+            of_tokens: of each token, special ones too, [T, D]; each has length 1 where those of
+                texts have.
         """
         self._require("embed")
         self._check_dimensions(dimensions)
         inputs = self._inputs(texts, param, truncate, add_special_tokens, prompt_name)
+        if of_tokens:
+            inputs = [each._replace(of_tokens=True) for each in inputs]
+            return Plan(inputs, lambda states: [self._tokens(s, dimensions) for s in states])
         return Plan(inputs, lambda vectors: [self._cut(v, dimensions) for v in vectors])
-
-    def token_embeddings(
-        self,
-        texts: Sequence[str | list[int]],
-        *,
-        param: str = "input",
-        truncate: int | None = None,
-        add_special_tokens: bool = True,
-        prompt_name: str | None = None,
-        dimensions: int | None = None,
-    ) -> Plan:
-        """Of each token, special ones too; arguments as of `embeddings`, answers float32 [T, D].
-
-        Each vector has length 1 where embeddings have.
-        """
-        self._require("embed")
-        self._check_dimensions(dimensions)
-        inputs = self._inputs(texts, param, truncate, add_special_tokens, prompt_name)
-        inputs = [each._replace(of_tokens=True) for each in inputs]
-        return Plan(inputs, lambda states: [self._tokens(s, dimensions) for s in states])
 
     def classes(
         self,

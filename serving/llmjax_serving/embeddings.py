@@ -90,13 +90,14 @@ def answer(
     return json.dumps(whole)
 
 
-def embedding_plan(inputs: InputMaker, body: EmbeddingRequest) -> Plan:
+def embedding_plan(inputs: InputMaker, body: EmbeddingRequest, *, of_tokens: bool = False) -> Plan:
     return inputs.embeddings(
         body.inputs,
         truncate=body.truncate,
         add_special_tokens=body.add_special_tokens,
         prompt_name=body.prompt_name,
         dimensions=body.dimensions,
+        of_tokens=of_tokens,
     )
 
 
@@ -122,13 +123,7 @@ def pooling_plan(inputs: InputMaker, body: PoolingRequest) -> Plan:
         return embedding_plan(inputs, body.texts)
     if task == "classify":
         return classes_plan(inputs, body.texts)
-    return inputs.token_embeddings(
-        body.texts.inputs,
-        truncate=body.texts.truncate,
-        add_special_tokens=body.texts.add_special_tokens,
-        prompt_name=body.texts.prompt_name,
-        dimensions=body.texts.dimensions,
-    )
+    return embedding_plan(inputs, body.texts, of_tokens=True)
 
 
 def classes_plan(inputs: InputMaker, body: EmbeddingRequest) -> Plan:
