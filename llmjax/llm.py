@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-import signal
-import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Self
 
 import jax.numpy as jnp
 from flax import nnx
-from tqdm.auto import tqdm
 
 from .answers import AnswerPlan, ChatFormat, ToolUse, plan_answer, read_tools
 from .arguments import (
@@ -30,18 +24,18 @@ from .arguments import (
     refused,
 )
 from .beam_search import BeamSearch, BeamSearchParams
+from .callers import Callers, Encoded
 from .checks import shown
 from .config import EngineConfig
 from .engine.engine import Engine
-from .engine.outputs import OutputProcessor
 from .engine.pooling import PoolingEngine, make_pooling_engine
 from .engine.replicas import Replicas, make_engine
-from .errors import ConfigError, InvalidRequestError, ShutdownError
+from .errors import ConfigError, InvalidRequestError
 from .models import Decoder, ForwardOutput
 from .output import RequestOutput
 from .pooled import cannot_generate, cannot_pool
 from .pooling_api import PoolingAPI
-from .request import Request, RequestOptions, SamplingParams
+from .request import RequestOptions, SamplingParams
 from .tokenizer import Tokenizer
 
 
@@ -69,19 +63,12 @@ class LLM(PoolingAPI):
         # Offline all prompts are at hand at once: a full queue would only be in the way.
         config = EngineConfig.of(model, **{"max_queue_len": None, **options})
         self._plain_state: nnx.State | None = None
-        self._engine: Engine | Replicas | None = None
         self._pooler = make_pooling_engine(config)
+        self._callers = Callers(make_engine(config) if self._pooler is None else None)
         if self._pooler is not None:
             self._pooler.start()
             # Its thread would keep it, and the weights, for ever.
             weakref.finalize(self, self._pooler.stop)
-        else:
-            self._engine = make_engine(config)
-            self._processor = OutputProcessor(self.tokenizer, self._engine.trace)
-        self._ids = itertools.count()
-        self._lock = threading.Lock()
-        self._news: set[str] = set()
-        self._left: deque[str] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -94,11 +81,10 @@ class LLM(PoolingAPI):
 
         Whatever is asked of it afterwards raises ShutdownError, but closing it again.
         """
-        with self._lock:
-            engine, self._engine, self._plain_state = self._engine or self._pooler, None, None
-            self._pooler = None
-        if engine is not None:
-            engine.close()
+        pooler, self._pooler, self._plain_state = self._pooler, None, None
+        if pooler is not None:
+            pooler.close()
+        self._callers.close()
 
     @property
     def engine(self) -> Engine | Replicas:
@@ -110,9 +96,7 @@ class LLM(PoolingAPI):
         """
         if self._pooler is not None:
             raise cannot_generate(self._pooler.config.model.name, self._pooler.task)
-        if self._engine is None:
-            raise ShutdownError("this LLM is closed; load the model again to go on")
-        return self._engine
+        return self._callers.engine
 
     @property
     def pooler(self) -> PoolingEngine:
@@ -213,7 +197,7 @@ class LLM(PoolingAPI):
         use = ToolUse.of(read_tools(tools), tool_choice, parallel_tool_calls)
         each = self._params(params, len(batch))
         planned = [self._plan(m, p, use, template) for m, p in zip(batch, each, strict=True)]
-        encoded: list[tuple[str | None, list[int]]] = [(None, ids) for ids, _, _ in planned]
+        encoded: list[Encoded] = [(None, ids) for ids, _, _ in planned]
         bound = [params for _, params, _ in planned]
         outputs = self._run(encoded, bound, use_tqdm, priority, options)
         for output, (_, _, plan) in zip(outputs, planned, strict=True):
@@ -254,33 +238,13 @@ class LLM(PoolingAPI):
         use = ToolUse.of(read_tools(tools), tool_choice, parallel_tool_calls)
         if is_chat:
             ids, one, plan = self._plan(prompt, one, use, template)  # type: ignore[arg-type]
-            return self._stream((None, ids), one, treated, plan.reader())
+            return self._callers.stream((None, ids), one, treated, plan.reader())
         given = [*template] + [n for n, v in asked.items() if v is not None]
         if given:
             raise InvalidRequestError(
                 f"{', '.join(given)}: allowed with messages only, not with a prompt", param=given[0]
             )
-        return self._stream(self._encode(prompt), one, treated)  # type: ignore[arg-type]
-
-    def _stream(
-        self,
-        encoded: tuple[str | None, list[int]],
-        params: SamplingParams,
-        options: RequestOptions,
-        read: Callable[[RequestOutput], RequestOutput] = lambda output: output,
-    ) -> Iterator[RequestOutput]:
-        request = self._add(encoded, params, options)
-        try:
-            finished = False
-            while not finished:
-                (output,) = self._advance({request.id}, delta=True)
-                finished = output.finished
-                if output.error is not None:
-                    raise output.error
-                if output.outputs:
-                    yield read(output)
-        finally:
-            self._forget([request.id])
+        return self._callers.stream(self._encode(prompt), one, treated)  # type: ignore[arg-type]
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
@@ -298,14 +262,14 @@ class LLM(PoolingAPI):
         eos, longest = self.tokenizer.eos_token_ids, self.engine.max_model_len
         searches = [BeamSearch(ids, params, eos, longest) for _, ids in encoded]
         while contexts := [ids for search in searches for ids in search.prompts]:
-            step: list[tuple[str | None, list[int]]] = [(None, ids) for ids in contexts]
+            step: list[Encoded] = [(None, ids) for ids in contexts]
             outputs = iter(self._run(step, params.step, False, None, None))
             for search in searches:
                 if part := list(islice(outputs, len(search.prompts))):
                     search.take(part)
         decode = self.tokenizer.decode
         return [
-            search.output(str(next(self._ids)), prompt, decode)
+            search.output(self._callers.new_id(), prompt, decode)
             for (prompt, _), search in zip(encoded, searches, strict=True)
         ]
 
@@ -344,7 +308,7 @@ class LLM(PoolingAPI):
 
     def _run(
         self,
-        encoded: list[tuple[str | None, list[int]]],
+        encoded: list[Encoded],
         params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
         priority: int | Sequence[int] | None,
@@ -352,13 +316,7 @@ class LLM(PoolingAPI):
     ) -> list[RequestOutput]:
         each = self._params(params, len(encoded))
         treated = each_options(priority, options, len(encoded))
-        ids: list[str] = []
-        try:
-            for prompt, p, o in zip(encoded, each, treated, strict=True):
-                ids.append(self._add(prompt, p, o).id)
-            return self._collect(ids, use_tqdm and len(ids) > 1)
-        finally:
-            self._forget(ids)
+        return self._callers.run(list(zip(encoded, each, treated, strict=True)), show=use_tqdm)
 
     def _params(self, params: Any, count: int) -> Sequence[SamplingParams]:
         """One for each of `count` prompts."""
@@ -366,83 +324,7 @@ class LLM(PoolingAPI):
             return [self.default_params] * count
         return for_each("params", params, SamplingParams, count)
 
-    def _collect(self, ids: list[str], show: bool) -> list[RequestOutput]:
-        outputs: dict[str, RequestOutput] = {}
-        waiting, tokens = set(ids), 0
-        with tqdm(total=len(ids), desc="Prompts", disable=not show, dynamic_ncols=True) as bar:
-            while waiting:
-                for output in self._advance(waiting, delta=False):
-                    outputs[output.request_id] = output
-                    waiting.remove(output.request_id)
-                    tokens += sum(len(c.token_ids) for c in output.outputs)
-                    elapsed = bar.format_dict["elapsed"] or 1e-9
-                    bar.set_postfix_str(f"{tokens / elapsed:.0f} tok/s", refresh=False)
-                    bar.update()
-        return [outputs[i] for i in ids]
-
-    def _advance(self, request_ids: set[str], *, delta: bool) -> list[RequestOutput]:
-        """Steps the engine until there is news of any of these requests, and takes it.
-
-        Others may be under way: streams left half read, calls from other threads. Their
-        news waits for them, and the lock is never held while a caller has the word.
-
-        Returns:
-            What is new of each, where `delta`; else the whole of each that has ended.
-        """
-        with self._lock:
-            self._end_left()
-            while not (news := self._news & request_ids):
-                with _interrupts_later():
-                    touched, stopped = self._processor.process(self.engine.step())
-                    for request_id, index in stopped:
-                        self.engine.abort(request_id, index)
-                    self._news.update(touched)
-            self._news -= news
-            ready = [i for i in news if delta or self._processor.is_finished(i)]
-            return [self._processor.output(i, delta=delta) for i in ready]
-
-    def _add(
-        self, encoded: tuple[str | None, list[int]], params: SamplingParams, options: RequestOptions
-    ) -> Request:
-        prompt, ids = encoded
-        eos = self.tokenizer.eos_token_ids
-        request = Request(str(next(self._ids)), ids, params, eos, options)
-        if (rules := self.engine.grammars.compile(params)) is not None:
-            request.rules = rules.result()
-        with self._lock:
-            self.engine.add(request)
-            self._processor.add(request, prompt)
-        return request
-
-    def _forget(self, request_ids: Sequence[str]) -> None:
-        """Ends what has not ended: now, or where the engine is in use when it next is not.
-
-        The garbage collector may close a forgotten stream in the middle of another call,
-        whose thread would wait for itself.
-        """
-        self._left.extend(request_ids)
-        if self._lock.acquire(blocking=False):
-            try:
-                self._end_left()
-            finally:
-                self._lock.release()
-
-    def _end_left(self) -> None:
-        """Also takes in a step that was dispatched ahead of the end."""
-        engine = self._engine
-        if engine is None:
-            return
-        while self._left:
-            request_id = self._left.popleft()
-            engine.abort(request_id)
-            self._processor.remove(request_id)
-            self._news.discard(request_id)
-        stats = engine.stats
-        while engine.has_work and not (stats().num_running or stats().num_waiting):
-            with _interrupts_later():
-                engine.step()
-
-    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+    def _encode(self, prompt: Prompt) -> Encoded:
         if isinstance(prompt, Mapping):
             unknown = prompt.keys() - {"prompt", "prompt_token_ids"}
             if unknown or len(prompt) != 1:
@@ -471,20 +353,3 @@ class LLM(PoolingAPI):
         names = config.tool_call_parser, config.reasoning_parser
         form = ChatFormat.of(*names, template.get("chat_template") or tokenizer.tool_template)
         return ids, *plan_answer(form, use, params, tokenizer, ids, begun)
-
-
-@contextmanager
-def _interrupts_later() -> Iterator[None]:
-    """Holds Ctrl-C back: in the middle of a step it would leave the engine out of order."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
-        return
-    held: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if held:
-            signal.raise_signal(signal.SIGINT)

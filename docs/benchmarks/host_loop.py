@@ -53,7 +53,7 @@ def main() -> None:
         parts.watch(engine.runner, "sample", "sample")
         parts.watch(engine.runner, "collect", "collect")
         parts.watch(engine.scheduler, "commit", "commit")
-        parts.watch(llm._processor, "process", "text and streaming")
+        parts.watch(llm._callers.processor, "process", "text and streaming")
         step = engine.step
 
         def timed():
