@@ -17,6 +17,8 @@ from .schemes import AMPERE
 SPECULATION = False
 """Whether the engine drafts and verifies."""
 GGUF = ("q8_0", "q4_k_m")
+CHECKPOINTS = ("awq", "gptq", "smoothquant")
+"""Schemes of folders whose codes stay as they are in Triton's kernels."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def served(
     """How llmjax serves a scheme with pages of a format on the devices of an estimate."""
     if estimate is None:
         return Served(False, "it does not fit")
-    why = _missing(scheme, estimate.gpus)
+    why = _missing(scheme, figures, estimate.gpus)
     if why is not None:
         return Served(False, why)
     chunk = scheduler_for(question, estimate.batch).prefill_chunk_size
@@ -75,21 +77,27 @@ def _dtype(scheme: str, figures: Figures) -> str | None:
     return "float16" if _is_old(figures) else "bfloat16"
 
 
-def _missing(scheme: str, gpus: int) -> str | None:
+def _missing(scheme: str, figures: Figures, gpus: int) -> str | None:
     if scheme == "bf16" or scheme in GGUF:
         return None
-    if scheme not in QUANTIZATIONS:
-        return f"llmjax does not load {scheme} checkpoints yet"
+    if scheme not in (*QUANTIZATIONS, *CHECKPOINTS):
+        return f"llmjax keeps {scheme} in a byte a weight, and has no products of FP4"
+    if scheme in CHECKPOINTS and _is_old(figures):
+        return f"llmjax has kernels for {scheme} from A100 on"
     if gpus > 1:
-        return f"--quantization {scheme} is for one device so far"
+        said = f"--quantization {scheme}" if scheme in QUANTIZATIONS else scheme
+        return f"{said} is for one device so far"
     return None
 
 
 def _needed(scheme: str, model: Model) -> str | None:
+    stored = model.quantised
     if scheme in GGUF:
-        return (
-            None if model.quantised == scheme.upper() else f"a GGUF file of it in {scheme.upper()}"
-        )
-    if scheme in QUANTIZATIONS and model.quantised is not None:
-        return f"a checkpoint in floats: this one is {model.quantised}"
+        return None if stored == scheme.upper() else f"a GGUF file of it in {scheme.upper()}"
+    if scheme in CHECKPOINTS:
+        own = "compressed-tensors" if scheme == "smoothquant" else scheme
+        made = f"a checkpoint of it that `llmjax quantize --method {scheme}` makes"
+        return None if stored == own else made
+    if scheme in QUANTIZATIONS and stored is not None:
+        return f"a checkpoint in floats: this one is {stored}"
     return None

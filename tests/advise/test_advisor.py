@@ -363,10 +363,10 @@ def test_the_file_of_figures():
 def test_what_is_advised_and_not_served_has_the_best_that_is():
     advice = ask("b200", goal="latency")
     assert best(advice).scheme == "nvfp4" and not best(advice).served.today
-    assert "llmjax does not load nvfp4 checkpoints yet" in said(advice, "llmjax does not serve")
+    assert "nvfp4 in a byte a weight" in said(advice, "llmjax does not serve")
     assert advice.today is not None and advice.today.served.today
     line = said(advice, f"llmjax serves today {advice.today.name}")
-    assert f"--quantization {advice.today.scheme}" in line
+    assert advice.today.scheme == "awq" and "it needs a checkpoint of it that" in line
 
 
 def test_what_is_advised_and_served():
@@ -379,6 +379,20 @@ def test_quantising_is_for_one_device():
     advice = ask("h100", "llama-3-70b", p99=20.0)
     assert best(advice).scheme == "fp8" and best(advice).estimate.gpus == 2
     assert best(advice).served.how == "--quantization fp8 is for one device so far"
+
+
+def test_checkpoints_of_others_methods():
+    from llmjax.advise.served import served
+
+    advice = ask("a100", "llama-3-8b")
+    [awq] = [c for c in advice.candidates if (c.scheme, c.kv_dtype) == ("awq", "bfloat16")]
+    assert awq.served.today and "--quantization" not in awq.served.how
+    assert awq.served.needs == "a checkpoint of it that `llmjax quantize --method awq` makes"
+    stored = replace(advice.model, quantised="awq")
+    options = awq.scheme, awq.kv_dtype, awq.estimate
+    assert served(advice.question, stored, advice.figures, *options).needs is None
+    [gptq] = [c for c in ask("t4").candidates if (c.scheme, c.kv_dtype) == ("gptq", "bfloat16")]
+    assert gptq.served.how == "llmjax has kernels for gptq from A100 on"
 
 
 def test_files_that_are_quantised_already(tmp_path):

@@ -12,8 +12,8 @@ from llmjax.config import QUANTIZATIONS
 from llmjax.errors import DownloadError
 from llmjax.simulate.device import DEVICES, Figures, Machine
 from llmjax.simulate.shapes import SHAPES, ModelShape
-from llmjax_kernels.packed import GGUF_FORMATS, QUANTISATIONS, WeightFormat, gguf_format
 from llmjax_kernels.quant_matmul import FORMATS, weight_shapes
+from llmjax_kernels.weight_format import GGUF_FORMATS, QUANTISATIONS, WeightFormat, gguf_format
 
 CPU = Figures(16e9, 24e9, 0.4e12, 24e9, 24e9, "test", int8=1.6e12)
 GGUF = Path(__file__).parents[1] / "models/fixtures/gguf"
