@@ -4,8 +4,9 @@ from ..catalogue import CATALOGUE
 from .base import Checkpoint, TensorInfo
 from .conversion import convert
 from .detect import open_checkpoint
-from .load import LoadedModel, load_model
+from .load import load_model
 from .load_pooling import PoolingModel, load_pooling_model
+from .loaded import LoadedModel
 from .pooling import PoolingConfig, pooling_of
 from .resolve import cache_dir, pull, resolve_model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 from tqdm.auto import tqdm
 
-from llmjax_kernels.kv_format import KV_FORMATS, KVFormat
+from llmjax_kernels.kv_format import KV_FORMATS
 from llmjax_kernels.native import available as native_available
 from llmjax_kernels.native.blocks import supports as native_supports
-from llmjax_kernels.native.blocks import unpack
 from llmjax_kernels.packed import PackedWeight
 from llmjax_kernels.quant_matmul import QuantWeight
 from llmjax_kernels.triton_call import available as triton_available
@@ -33,11 +32,11 @@ from ..parallel.mesh import Place
 from ..parallel.partition import Partition, Sizes, partition
 from ..parallel.rules import logical_axes, parameter_sharding
 from ..parallel.stages import stage_layers, stage_of
-from ..tokenizer import Tokenizer
 from .architecture import require_decoder
 from .arrays import array_from_tensor, array_from_values
 from .base import FLOAT_TYPES, Checkpoint
 from .detect import open_checkpoint
+from .loaded import LoadedModel, spec_of
 from .packing import Packer, Packing
 from .plan import Use, plan_weights
 from .quantising import Quantiser
@@ -53,96 +52,6 @@ class Weights(NamedTuple):
 
     graphdef: nnx.GraphDef
     state: nnx.State
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model in memory.
-
-    Attributes:
-        config: with the heads and channels that there are, those added to divide them included.
-        mesh: of the devices that it is spread over; None is a single one.
-        dtype: of activations.
-        kv_format: how to keep keys and values, unless asked otherwise.
-        weight_type: of the weights, for people.
-        native: the weights are packed for the native CPU kernels.
-        generation_defaults: sampling values that the model's authors chose, by the names of
-            SamplingParams' fields; only those they gave.
-        stages: its parts, where it is cut into several (`Stage`); `state` is that of all.
-        layers: that are in a part; None is all.
-    """
-
-    config: DecoderConfig
-    mesh: Mesh | None
-    graphdef: nnx.GraphDef
-    state: nnx.State
-    dtype: jnp.dtype
-    kv_format: KVFormat
-    weight_type: str
-    native: bool
-    tokenizer: Tokenizer
-    generation_defaults: dict[str, float]
-    stages: tuple[LoadedModel, ...] = ()
-    layers: range | None = None
-
-    @property
-    def parts(self) -> tuple[LoadedModel, ...]:
-        """Its stages; itself where it is whole."""
-        return self.stages or (self,)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Memory that the weights take; arrays that several share count once."""
-        return sum({id(x): x.nbytes for x in jax.tree.leaves(self.state)}.values())
-
-    @property
-    def device_bytes(self) -> int:
-        """What of them the first device has."""
-        arrays = {id(x): x for x in jax.tree.leaves(self.state)}.values()
-        return sum(x.addressable_shards[0].data.nbytes for x in arrays)
-
-    @property
-    def place(self) -> Place:
-        """Where it is."""
-        leaf = jax.tree.leaves(self.state)[0]
-        device = next(iter(leaf.sharding.device_set)) if self.mesh is None else self.mesh.devices[0]
-        return Place(device, self.mesh)
-
-    def on(self, place: Place) -> LoadedModel:
-        """The same on other devices, copied from these and not read again."""
-        copies: dict[int, jax.Array] = {}
-
-        def copy(array: jax.Array) -> jax.Array:
-            """Arrays that several leaves share stay one."""
-            if id(array) not in copies:
-                copies[id(array)] = jax.device_put(array, place.sharding(_spec(array)))
-            return copies[id(array)]
-
-        return replace(self, mesh=place.mesh, state=jax.tree.map(copy, self.state))
-
-    def differentiable_state(self) -> nnx.State:
-        """`state` with copies of packed weights (float32) and of quantised ones (`dtype`), as
-        gradients are of plain arrays."""
-        if not any(map(_is_packed, jax.tree.leaves(self.state, is_leaf=_is_packed))):
-            return self.state
-        # In one program: by itself each weight would be compiled for.
-        unpacked = partial(_unpacked, dtype=self.dtype)
-        return jax.jit(partial(jax.tree.map, unpacked, is_leaf=_is_packed))(self.state)
-
-
-def _spec(array: jax.Array) -> PartitionSpec:
-    sharding = array.sharding
-    return sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
-
-
-def _is_packed(leaf: object) -> bool:
-    return isinstance(leaf, PackedWeight | QuantWeight)
-
-
-def _unpacked(leaf: jax.Array | PackedWeight | QuantWeight, dtype: jnp.dtype) -> jax.Array:
-    if isinstance(leaf, QuantWeight):
-        return leaf.dequantise().astype(dtype)
-    return unpack(leaf) if isinstance(leaf, PackedWeight) else leaf
 
 
 def load_model(
@@ -271,7 +180,7 @@ def cut(
         for path, (keys, leaf) in leaves.items():
             array = arrays[_in_decoder(path, some.start)]
             # What is of two stages, the embedding that is the head too, is copied to the second.
-            array = jax.device_put(array, place.sharding(_spec(array)))
+            array = jax.device_put(array, place.sharding(spec_of(array)))
             state.append((keys, leaf.replace(array)))
         made = nnx.from_flat_state(state)
         stages.append(replace(model, mesh=place.mesh, graphdef=graphdef, state=made, layers=some))

@@ -1,0 +1,111 @@
+"""A model whose parameters are on the devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from llmjax_kernels.kv_format import KVFormat
+from llmjax_kernels.native.blocks import unpack
+from llmjax_kernels.packed import PackedWeight
+from llmjax_kernels.quant_matmul import QuantWeight
+
+from ..models import DecoderConfig
+from ..parallel.mesh import Place
+from ..tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in memory.
+
+    Attributes:
+        config: with the heads and channels that there are, those added to divide them included.
+        mesh: of the devices that it is spread over; None is a single one.
+        dtype: of activations.
+        kv_format: how to keep keys and values, unless asked otherwise.
+        weight_type: of the weights, for people.
+        native: the weights are packed for the native CPU kernels.
+        generation_defaults: sampling values that the model's authors chose, by the names of
+            SamplingParams' fields; only those they gave.
+        stages: its parts, where it is cut into several (`Stage`); `state` is that of all.
+        layers: that are in a part; None is all.
+    """
+
+    config: DecoderConfig
+    mesh: Mesh | None
+    graphdef: nnx.GraphDef
+    state: nnx.State
+    dtype: jnp.dtype
+    kv_format: KVFormat
+    weight_type: str
+    native: bool
+    tokenizer: Tokenizer
+    generation_defaults: dict[str, float]
+    stages: tuple[LoadedModel, ...] = ()
+    layers: range | None = None
+
+    @property
+    def parts(self) -> tuple[LoadedModel, ...]:
+        """Its stages; itself where it is whole."""
+        return self.stages or (self,)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory that the weights take; arrays that several share count once."""
+        return sum({id(x): x.nbytes for x in jax.tree.leaves(self.state)}.values())
+
+    @property
+    def device_bytes(self) -> int:
+        """What of them the first device has."""
+        arrays = {id(x): x for x in jax.tree.leaves(self.state)}.values()
+        return sum(x.addressable_shards[0].data.nbytes for x in arrays)
+
+    @property
+    def place(self) -> Place:
+        """Where it is."""
+        leaf = jax.tree.leaves(self.state)[0]
+        device = next(iter(leaf.sharding.device_set)) if self.mesh is None else self.mesh.devices[0]
+        return Place(device, self.mesh)
+
+    def on(self, place: Place) -> LoadedModel:
+        """The same on other devices, copied from these and not read again."""
+        copies: dict[int, jax.Array] = {}
+
+        def copy(array: jax.Array) -> jax.Array:
+            """Arrays that several leaves share stay one."""
+            if id(array) not in copies:
+                copies[id(array)] = jax.device_put(array, place.sharding(spec_of(array)))
+            return copies[id(array)]
+
+        return replace(self, mesh=place.mesh, state=jax.tree.map(copy, self.state))
+
+    def differentiable_state(self) -> nnx.State:
+        """`state` with copies of packed weights (float32) and of quantised ones (`dtype`), as
+        gradients are of plain arrays."""
+        if not any(map(_is_packed, jax.tree.leaves(self.state, is_leaf=_is_packed))):
+            return self.state
+        # In one program: by itself each weight would be compiled for.
+        unpacked = partial(_unpacked, dtype=self.dtype)
+        return jax.jit(partial(jax.tree.map, unpacked, is_leaf=_is_packed))(self.state)
+
+
+def spec_of(array: jax.Array) -> PartitionSpec:
+    """How an array is spread over its mesh."""
+    sharding = array.sharding
+    return sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
+
+
+def _is_packed(leaf: object) -> bool:
+    return isinstance(leaf, PackedWeight | QuantWeight)
+
+
+def _unpacked(leaf: jax.Array | PackedWeight | QuantWeight, dtype: jnp.dtype) -> jax.Array:
+    if isinstance(leaf, QuantWeight):
+        return leaf.dequantise().astype(dtype)
+    return unpack(leaf) if isinstance(leaf, PackedWeight) else leaf
