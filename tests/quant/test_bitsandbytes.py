@@ -7,13 +7,22 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
-from quant_oracles import check_answers, edited, in_memory, opened, oracle, our_oracle
+from quant_oracles import (
+    LAYER,
+    check_answers,
+    drop,
+    edited,
+    in_memory,
+    opened,
+    oracle,
+    our_oracle,
+    put,
+)
 
 from llmjax.errors import CheckpointFormatError, UnsupportedModelError
 from llmjax.quant import read_matrices
 from llmjax.quant.base import TABLES
 
-LAYER = "model.layers.0.mlp.up_proj"
 STATE = "weight.quant_state.bitsandbytes__"
 
 
@@ -63,17 +72,6 @@ def test_any_shape_in_any_storage(kind, shape, store):
     found = [matrix.dequantise(i, i + 1) for i in range(shape[0])]
     np.testing.assert_allclose(np.concatenate(found), expected, rtol=1e-6)
     np.testing.assert_allclose(matrix.dequantise(0, shape[0]), expected, rtol=1e-6)
-
-
-def drop(part):
-    return lambda tensors, settings: tensors.pop(f"{LAYER}.{part}")
-
-
-def put(part, change):
-    def edit(tensors, settings):
-        tensors[f"{LAYER}.{part}"] = change(tensors[f"{LAYER}.{part}"])
-
-    return edit
 
 
 def state(**changes):

@@ -8,23 +8,24 @@ import numpy as np
 import pytest
 from flax import nnx
 from quant_oracles import (
+    LAYER,
     check_answers,
-    clear_choices,
+    check_choices,
+    drop,
     edited,
     in_memory,
     opened,
     oracle,
     our_oracle,
     peer_answers,
+    put,
 )
 
-from llmjax import LLM, SamplingParams
+from llmjax import LLM
 from llmjax.checkpoint import load_model
 from llmjax.errors import CheckpointFormatError, UnsupportedModelError
 from llmjax.quant import read_matrices
 from llmjax_kernels.quant_matmul import QuantWeight
-
-LAYER = "model.layers.0.mlp.up_proj"
 
 
 @pytest.mark.parametrize("name", ["ct-w4a16-g32-gptq", "ct-awq-w4a16-g32", "ct-w8a16-channel"])
@@ -115,24 +116,10 @@ def test_rows_of_fused_projections_are_dealt_out(tmp_path):
 def test_an_engine_without_native_kernels_rounds_inputs_too(monkeypatch):
     monkeypatch.setenv("LLMJAX_KERNELS", "xla")
     folder = oracle("ct-int8-w8a8")
-    llm = LLM(
-        str(folder),
-        dtype="float32",
-        max_model_len=64,
-        max_num_seqs=2,
-        num_gpu_blocks_override=8,
-        token_buckets=(64,),
-        seq_buckets=(2,),
-        background=False,
-    )
-    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-    prefixes, expected = zip(*clear_choices(folder), strict=True)
-    try:
-        outputs = llm.generate(list(prefixes), params)
-    finally:
-        llm.close()
-    assert [output.outputs[0].token_ids[0] for output in outputs] == list(expected)
-    assert len(expected) >= 12  # of 48
+    sizes = {"max_model_len": 64, "max_num_seqs": 2, "num_gpu_blocks_override": 8}
+    sizes |= {"token_buckets": (64,), "seq_buckets": (2,), "background": False}
+    with LLM(str(folder), dtype="float32", **sizes) as llm:
+        check_choices(llm, folder)
 
 
 def in_order(order):
@@ -203,17 +190,6 @@ def matrices(tensors, weights, **settings):
     )
 
 
-def drop(part):
-    return lambda tensors, settings: tensors.pop(f"{LAYER}.{part}")
-
-
-def reshape(part, change):
-    def edit(tensors, settings):
-        tensors[f"{LAYER}.{part}"] = change(tensors[f"{LAYER}.{part}"])
-
-    return edit
-
-
 def set_weights(**changes):
     def edit(tensors, settings):
         settings["config_groups"]["group_0"]["weights"].update(changes)
@@ -245,16 +221,16 @@ W4, W8A8, NVFP4 = "ct-awq-w4a16-g32", "ct-int8-w8a8", "ct-nvfp4a16"
         (W4, drop("weight_packed"), f"layer {LAYER} has no weight_packed"),
         (W4, drop("weight_shape"), f"layer {LAYER} has no weight_shape"),
         (W4, drop("weight_zero_point"), f"layer {LAYER} has no weight_zero_point"),
-        (W4, reshape("weight_packed", lambda w: w[:, 1:]), f"layer {LAYER}: weight_packed has 7"),
-        (W4, reshape("weight_scale", lambda w: w[1:]), f"layer {LAYER}: weight_scale is BF16"),
-        (W4, reshape("weight_scale", lambda w: w.astype(np.int8)), "expected F16 or BF16 or F32"),
-        (W4, reshape("weight_shape", lambda w: w * 0), f"layer {LAYER}: weight_shape says"),
+        (W4, put("weight_packed", lambda w: w[:, 1:]), f"layer {LAYER}: weight_packed has 7"),
+        (W4, put("weight_scale", lambda w: w[1:]), f"layer {LAYER}: weight_scale is BF16"),
+        (W4, put("weight_scale", lambda w: w.astype(np.int8)), "expected F16 or BF16 or F32"),
+        (W4, put("weight_shape", lambda w: w * 0), f"layer {LAYER}: weight_shape says"),
         (W4, set_weights(group_size=48), "no whole groups of 48"),
         (W4, set_weights(actorder="group"), "has no weight_g_idx"),
         (W8A8, drop("weight_scale"), f"layer {LAYER} has no weight_scale"),
         (W8A8, set_inputs(), "has no input_scale"),
         (NVFP4, drop("weight_global_scale"), f"layer {LAYER} has no weight_global_scale"),
-        (NVFP4, reshape("weight_global_scale", lambda w: w * 0), "weight_global_scale is 0"),
+        (NVFP4, put("weight_global_scale", lambda w: w * 0), "weight_global_scale is 0"),
         (W4, set_all(ignore=[LAYER]), f"layer {LAYER} has quantised tensors, but"),
         (W4, set_all(config_groups={}), "no group of quantization_config's config_groups"),
         (W4, set_all(config_groups={"W4A16": ["Linear"]}), "expected an object"),

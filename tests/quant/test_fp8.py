@@ -5,12 +5,21 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from quant_oracles import check_answers, edited, in_memory, opened, oracle, our_oracle
+from quant_oracles import (
+    LAYER,
+    check_answers,
+    drop,
+    edited,
+    in_memory,
+    opened,
+    oracle,
+    our_oracle,
+    put,
+)
 
 from llmjax.errors import CheckpointFormatError, UnsupportedModelError
 from llmjax.quant import read_matrices
 
-LAYER = "model.layers.0.mlp.up_proj"
 E4M3 = ml_dtypes.float8_e4m3fn
 
 
@@ -111,15 +120,8 @@ def test_a_scale_for_each_row():
     np.testing.assert_array_equal(matrix.dequantise(0, 3), expected)
 
 
-def drop(part):
-    return lambda tensors, settings: tensors.pop(f"{LAYER}.{part}")
-
-
 def shorten(part):
-    def edit(tensors, settings):
-        tensors[f"{LAYER}.{part}"] = np.concatenate([np.atleast_1d(tensors[f"{LAYER}.{part}"])] * 2)
-
-    return edit
+    return put(part, lambda values: np.concatenate([np.atleast_1d(values)] * 2))
 
 
 def setting(**changes):
