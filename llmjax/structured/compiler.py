@@ -97,9 +97,8 @@ class GrammarCompiler:
         return rules
 
     def _rules(self, params: SamplingParams, matcher: LLMatcher | None) -> Rules:
-        from ..sampling import (
-            mask_words,  # and jax with it, which those who only check can do without
-        )
+        # Here, as jax comes with it, which a frontend does without.
+        from ..sampling import mask_words
 
         allowed, words = params.allowed_token_ids, mask_words(self._vocab_size)
         bits = as_bits(allowed, words) if allowed is not None else None
