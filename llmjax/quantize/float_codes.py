@@ -11,9 +11,8 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from .layer import Coded
-from .rounding import E4M3_MAX
 
-E2M1_MAX = 6.0
+E4M3_MAX, E2M1_MAX = 448.0, 6.0
 NVFP4_BLOCK, MXFP4_BLOCK = 16, 32
 FP8_BLOCK = 128
 """A side of a weight's block in DeepSeek's and Qwen's FP8."""

@@ -12,31 +12,32 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
+from llmjax_kernels.quant_matmul import InputFormat, round_rows
+
 from ..models.config import DecoderConfig
 from ..models.decoder import DecoderLayer
 from ..nn.attention import DenseContext
 from ..nn.linear import Linear
 from ..nn.rope import Rotation, rotation
-from .rounding import InputRounding, round_inputs
 
 TOKENS_AT_ONCE = 4096
 """Rows that a program computes: enough for its products, few enough for their memory."""
 
-Roundings = tuple[tuple[str, InputRounding], ...]
+Roundings = tuple[tuple[str, InputFormat], ...]
 """By linear layer ("attn.q")."""
 
 
 class Tap(nnx.Module):
     """Takes a linear layer's place, notes its input and rounds it first if asked."""
 
-    def __init__(self, inner: Linear, rounding: InputRounding | None, scale: Array | None):
-        self.inner, self.rounding, self.scale = inner, rounding, scale
+    def __init__(self, inner: Linear, rounding: InputFormat | None, static: Array | None):
+        self.inner, self.rounding, self.static = inner, rounding, static
         self.seen: Any = nnx.data(None)
 
-    def __call__(self, x: Float[Array, "*T in"]) -> Float[Array, "*T out"]:
+    def __call__(self, x: Float[Array, "T in"]) -> Float[Array, "T out"]:
         self.seen = x
         if self.rounding is not None:
-            x = round_inputs(x, self.rounding, self.scale)
+            x = round_rows(x, self.rounding, self.static)
         return self.inner(x)
 
 
@@ -55,7 +56,7 @@ def sequences_at_once(count: int, length: int) -> int:
 @partial(jax.jit, static_argnames=("config", "index", "watched", "roundings", "ends"))
 def run_layer(
     parameters: Mapping[str, Array],
-    scales: Mapping[str, Array],
+    static: Mapping[str, Array],
     x: Float[Array, "B T D"],
     *,
     config: DecoderConfig,
@@ -68,7 +69,7 @@ def run_layer(
 
     Args:
         parameters: of the layer, float32, by path.
-        scales: of static roundings, by linear layer.
+        static: scale and zero point of static roundings, by linear layer.
         index: of a layer that computes alike (`like`).
         roundings: of linear layers whose inputs are rounded.
         ends: whether the output is wanted; if not, nothing is computed that `watched` need not.
@@ -88,7 +89,7 @@ def run_layer(
         for name in {*watched, *wanted}:
             block, part = name.split(".")
             holder = getattr(layer, block)
-            taps[name] = Tap(getattr(holder, part), wanted.get(name), scales.get(name))
+            taps[name] = Tap(getattr(holder, part), wanted.get(name), static.get(name))
             setattr(holder, part, taps[name])
         out = layer(sequence, rope, 0, DenseContext())
         return out if ends else None, {name: taps[name].seen for name in watched}

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from llmjax_kernels.quant_matmul import InputFormat
+
 from ..errors import CheckpointFormatError
 from ..models.config import DecoderConfig
 from .forward import like, run_layer, sequences_at_once
 from .hub import Target, as_stored
-from .rounding import InputRounding
 
 SAMPLED_ROWS = 1024
 """Of a place's inputs that are kept as they are, evenly spaced."""
@@ -115,8 +116,8 @@ class Layer:
         self.floats = [target for target in targets if not quantised(target)]
         for target in self.floats:
             self.parameters |= as_stored(target, self.parameters, dtype)
-        self._roundings: dict[str, InputRounding] = {}
-        self._scales: dict[str, np.ndarray] = {}
+        self._roundings: dict[str, InputFormat] = {}
+        self._static: dict[str, np.ndarray] = {}
         self.places = tuple(place for place in places_of(config) if self.targets_at(place))
 
     def targets_at(self, place: Place) -> list[Target]:
@@ -149,19 +150,19 @@ class Layer:
         self.parameters |= target.split(coded.values)
 
     def round_inputs(
-        self, place: Place, rounding: InputRounding, scale: np.ndarray | None = None
+        self, place: Place, rounding: InputFormat, static: np.ndarray | None = None
     ) -> None:
         """Has the place's input rounded from now on, where a target has it.
 
         Args:
-            scale: where it is static.
+            static: scale and zero point, where it is static.
         """
         for target in self.targets_at(place):
             for path in target.members:
                 linear = path.removesuffix(".weight")
                 self._roundings[linear] = rounding
-                if scale is not None:
-                    self._scales[linear] = scale
+                if static is not None:
+                    self._static[linear] = static
 
     def inputs(self, places: Iterable[Place], *, gram: bool = False) -> list[Inputs]:
         """What places are given, in one pass over the calibration text.
@@ -199,7 +200,7 @@ class Layer:
         for start in range(0, len(hidden), step):
             yield run_layer(
                 parameters,
-                self._scales,
+                self._static,
                 hidden[start : start + step],
                 config=self.config,
                 index=like(self.config, self.index),

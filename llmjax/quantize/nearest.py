@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+
+from llmjax_kernels.quant_matmul import InputFormat
 
 from ..errors import ConfigError
 from .config import QuantizeConfig
@@ -17,7 +18,7 @@ from .formats import int_format
 from .grid import Grid, IntCodes, groups_of_neighbours
 from .hub import Target
 from .layer import Coded, Layer, Place
-from .rounding import InputRounding, input_scale
+from .rounding import input_format, static_inputs
 
 
 def quantise(layer: Layer, config: QuantizeConfig) -> None:
@@ -45,16 +46,17 @@ def quantise_place(
         layer.put(target, coded)
     rounding = input_rounding(config)
     if rounding is not None:
-        layer.round_inputs(place, rounding, scale)
+        static = None if scale is None else np.append(scale, np.float32(0))
+        layer.round_inputs(place, rounding, static)
 
 
-def input_rounding(config: QuantizeConfig) -> InputRounding | None:
+def input_rounding(config: QuantizeConfig) -> InputFormat | None:
     """What becomes of inputs; None leaves them."""
     if config.activations in (None, "none"):
         return None
     group = FP8_BLOCK if config.granularity == "block" else 0
-    code: Literal["fp8", "int8"] = "fp8" if config.family == "fp8" else "int8"
-    return InputRounding(code, group, config.activations == "static")
+    code = "fp8_e4m3" if config.family == "fp8" else "int8"
+    return input_format(code, group=group, static=config.activations == "static")
 
 
 def static_scale(
@@ -63,7 +65,7 @@ def static_scale(
     """The one scale of all inputs of a place, as rounded where it is stored; float32 []."""
     rounding = input_rounding(config)
     assert rounding is not None
-    scale = np.asarray(input_scale(jnp.max(greatest), rounding.code))
+    scale = np.asarray(static_inputs(jnp.max(greatest), rounding)[0])
     return scale.astype(layer.dtype).astype(np.float32)
 
 

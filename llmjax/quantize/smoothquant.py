@@ -13,13 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from llmjax_kernels.quant_matmul import InputFormat, round_rows
+
 from .config import QuantizeConfig
 from .folding import fold, gathered
 from .formats import int_format
 from .grid import Grid
 from .layer import Inputs, Layer, Place
 from .nearest import input_rounding, quantise_place, static_scale
-from .rounding import InputRounding, input_scale, round_inputs
+from .rounding import static_inputs
 
 ALPHAS = tuple(i / 20 for i in range(21))
 """Exponents that are tried; and no smoothing at all."""
@@ -88,7 +90,7 @@ def smoothing_losses(
     scales: Float[Array, "C K"],
     *,
     grid: Grid,
-    rounding: InputRounding,
+    rounding: InputFormat,
 ) -> Float[Array, " C"]:
     """The mean squared error of the outputs that each scale gives, inputs and weights rounded.
 
@@ -98,8 +100,8 @@ def smoothing_losses(
     wanted = jnp.matmul(rows, weight.T, precision="float32")
 
     def loss(scale: Float[Array, " K"]) -> Float[Array, ""]:
-        static = input_scale(jnp.max(greatest / scale), rounding.code)
-        x = round_inputs(rows / scale, rounding, static)
+        static = static_inputs(jnp.max(greatest / scale), rounding)
+        x = round_rows(rows / scale, rounding, static)
         w = grid.nearest((weight * scale)[:, None, :])[:, 0, :]
         return jnp.mean((jnp.matmul(x, w.T, precision="float32") - wanted) ** 2)
 

@@ -8,7 +8,8 @@ import pytest
 
 from llmjax.quant.base import TABLES
 from llmjax.quantize.float_codes import fp8, mxfp4, nvfp4
-from llmjax.quantize.rounding import InputRounding, round_inputs
+from llmjax.quantize.rounding import input_format
+from llmjax_kernels.quant_matmul import round_rows
 
 
 def weights(N: int = 48, K: int = 96) -> np.ndarray:
@@ -78,7 +79,7 @@ def test_mxfp4():
 
 def test_inputs_in_groups():
     x = weights(8, 256)
-    found = round_inputs(x, InputRounding("fp8", group=128))
+    found = round_rows(x, input_format("fp8_e4m3", group=128))
     for part in (slice(0, 128), slice(128, 256)):
         scale = np.abs(x[:, part]).max(axis=1, keepdims=True) / 448
         error = np.abs(np.asarray(found)[:, part] - x[:, part]) / scale
@@ -87,5 +88,5 @@ def test_inputs_in_groups():
 
 def test_static_inputs_saturate():
     x = np.array([[1.0, -300.0, 300.0]], np.float32)
-    found = round_inputs(x, InputRounding("int8", is_static=True), np.float32(1.0))
+    found = round_rows(x, input_format("int8", static=True), np.array([1.0, 0.0], np.float32))
     np.testing.assert_array_equal(found, [[1, -128, 127]])

@@ -11,7 +11,7 @@ from layer_fixtures import layer_of
 from llmjax.quantize import QuantizeConfig, nearest, smoothquant
 from llmjax.quantize.grid import Grid
 from llmjax.quantize.layer import Place
-from llmjax.quantize.rounding import InputRounding
+from llmjax.quantize.rounding import input_format
 
 GRID = Grid(8, True, np.dtype(np.float32))
 
@@ -32,7 +32,7 @@ def test_losses_of_scales(static):
         jnp.asarray(np.abs(x).max(axis=0)),
         jnp.asarray(scales),
         grid=GRID,
-        rounding=InputRounding("int8", is_static=static),
+        rounding=input_format("int8", static=static),
     )
     for scale, loss in zip(scales, found, strict=True):
         w = references.nearest(weight * scale, 8, 64, True)

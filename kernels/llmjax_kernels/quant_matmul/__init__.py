@@ -2,7 +2,7 @@
 
 from .coded import from_coded, quant_format
 from .dispatch import format_here, quant_matmul, with_quantised_inputs
-from .inputs import InputFormat
+from .inputs import InputFormat, round_rows
 from .weight import (
     FORMATS,
     QuantFormat,
@@ -25,6 +25,7 @@ __all__ = [
     "quant_format",
     "quant_matmul",
     "quantise_weight",
+    "round_rows",
     "weight_shapes",
     "with_quantised_inputs",
 ]
