@@ -170,6 +170,8 @@ class HashDevice:
             if window is not None:
                 continue
             rows = [row for page in what.sources[group] for row in self.pages[page]]
+            # Of a sequence that ended before the host saw it, rows were never written.
+            rows = [5 if row is None else row for row in rows]
             if eviction.selects:
                 assert len(rows) == eviction.budget
                 rows = most_wanted(rows[: eviction.budget - eviction.recent], eviction.kept)
