@@ -17,6 +17,8 @@ The rules:
   that ranks before the one in need, and of the others one that loses least work. So the first
   in rank always goes on. What a preempted sequence has computed stays in the cache for as long
   as there is room.
+- What a grammar leaves no choice of is computed at once where a step has room for it, and else
+  token by token, as a decode.
 - A plan of decodes alone may have several steps (`lookahead.py`).
 - A sequence that stops running (finished, aborted, preempted) keeps its pages and its slot
   until no step in flight includes it, and is not run again before that. One that needs pages
@@ -42,6 +44,9 @@ from .pace import Pace
 from .plan import Chunk, Plan
 from .room import Room
 from .stopping import Stop, stop_at
+
+SMALL_STEP = 32
+"""Tokens up to which steps hardly differ in what they take."""
 
 
 class Scheduler:
@@ -198,19 +203,39 @@ class Scheduler:
         chunks: list[Chunk] = []
         prefilling: list[Sequence] = []
         is_decoding, most = False, self._most_decodes()
+        one_by_one = self._goes_one_by_one()
         for seq in sorted(self.lives.running, key=self.lives.waiting.rank):
             if seq.status is not Status.RUNNING:
                 continue  # preempted just now for one that ranks before it
             known, start = seq.num_tokens, seq.num_computed
-            if known == seq.prompt_len or known - start > 1:
+            is_behind = known - start > 1
+            if known == seq.prompt_len or (is_behind and not (one_by_one and _has_jumped(seq))):
                 prefilling.append(seq)
             elif known < self.lives.max_len[seq]:
                 is_decoding = True
                 waits = len(chunks) >= most or (self.stages > 1 and seq.num_pending)
                 if not waits and self._room.extend(seq, start, 1):
-                    chunks.append(Chunk(seq, start, 1, 1, seq.num_dropped))
+                    chunks.append(Chunk(seq, start, 1, int(not is_behind), seq.num_dropped))
         prefilling = [seq for seq in prefilling if seq.status is Status.RUNNING]
         return chunks, prefilling, is_decoding
+
+    def _goes_one_by_one(self) -> bool:
+        """Whether what grammars left no choice of is computed a token a step.
+
+        It is where all at once would take a program that costs more than what it saves: of each
+        token its share of a step.
+        """
+        running = self.lives.running
+        behind = [seq.num_tokens - seq.num_computed for seq in running if _has_jumped(seq)]
+        if not behind:
+            return False
+        saved = sum(behind) - len(behind)
+        single = self.buckets.choose(len(running), len(running), True, 1)
+        at_once = self.buckets.choose(len(running) + saved, len(running), False, 1)
+        if single is None or at_once is None:
+            return False
+        step = max(single.tokens, SMALL_STEP)
+        return at_once.tokens - step > saved * step / len(running)
 
     def _most_decodes(self) -> int:
         """Decodes in a step: an equal part of all, for each stage."""
@@ -410,3 +435,8 @@ class Scheduler:
             RuntimeError: an account is off; says which.
         """
         self.lives.check_balance(self._in_flight)
+
+
+def _has_jumped(seq: Sequence) -> bool:
+    """Whether it has output that is not computed, but for its last token."""
+    return seq.prompt_len <= seq.num_computed < seq.num_tokens - 1

@@ -254,6 +254,11 @@ class HashDevice:
         return self.pages[page][at % self.block_size]
 
 
+def forced(chunk) -> bool:
+    """Whether what it computes was forced, and more of it follows."""
+    return chunk.start >= chunk.seq.prompt_len and not chunk.samples
+
+
 class Harness:
     """Drives a scheduler and the hash device, up to `depth` steps in flight, at least `stages`.
 
@@ -475,7 +480,10 @@ class Harness:
         padding = plan.bucket.tokens - plan.num_tokens
         if padding <= config.max_paddings * plan.bucket.tokens or not config.enable_chunked_prefill:
             return
-        prompts = [chunk for chunk in plan.chunks if chunk.seq not in decodes]
+        # What is forced goes token by token where that is cheaper.
+        prompts = [
+            c for c in plan.chunks if c.seq not in decodes and not (c.count == 1 and forced(c))
+        ]
         if plan.bucket.decode_only and not prompts:
             return
         used = sum(chunk.count for chunk in prompts)

@@ -16,7 +16,7 @@ from llmjax.errors import (
 )
 from llmjax.request import FinishReason, Request, SamplingParams, Sequence, Status, TokenLogprobs
 
-from .scheduler_harness import EOS, VOCAB, Harness, alone
+from .scheduler_harness import EOS, VOCAB, Harness, alone, forced
 
 LONG = "context_length_exceeded"
 
@@ -552,3 +552,23 @@ def test_the_reference_says_what_the_device_says():
     (seq,) = h.add(prompt(6), max_tokens=5, ignore_eos=True)
     h.drain()
     assert alone(seq, 11) == (seq.tokens[6:], FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("crowd", [0, 5])
+def test_what_is_forced_takes_no_larger_program_than_it_is_worth(crowd):
+    buckets = CompileConfig(token_buckets=(64,), seq_buckets=(8,))
+    h = Harness(SchedulerConfig(max_num_seqs=8), compile_config=buckets, depth=1)
+    for _ in range(crowd):
+        h.add([3], max_tokens=30, ignore_eos=True)
+    (seq,) = h.add([3, 4, 6], max_tokens=30, ignore_eos=True, forces=True)
+    at_once = one_by_one = 0
+    while seq.status is not Status.FINISHED:
+        plan = h.dispatch()
+        behind = [c for c in plan.chunks if c.seq is seq and c.start >= seq.prompt_len]
+        at_once += sum(c.count > 1 for c in behind)
+        one_by_one += sum(forced(c) and c.count == 1 for c in behind)
+        assert plan.bucket.decode_only or at_once or not behind
+        h.commit()
+    assert (at_once > 0, one_by_one > 0) == ((True, False) if not crowd else (False, True))
+    h.drain()
+    h.check_outputs()
