@@ -76,6 +76,24 @@ def test_families(make_model, family, sizes, options):
         assert_same(one, found)
 
 
+@pytest.mark.parametrize(
+    ("family", "sizes", "options"),
+    [
+        ("smollm2", [1, 2, 3], {"kv_eviction": "snapkv"}),
+        ("qwen2", [1, 2, 3], {"kv_eviction": "snapkv", "kv_cache_dtype": "int8"}),
+        ("qwen2", [1, 3], {"kv_eviction": "streaming"}),
+    ],
+)
+def test_what_is_forgotten(make_model, family, sizes, options):
+    """Heads of a device, copies of one that several share, and some of zeros."""
+    options = {"kv_budget": 32, "num_gpu_blocks_override": 26, **options}
+    one, *more = spread(make_model(family), sizes, **options)
+    assert one["evictions"] > 3
+    for found in more:
+        assert_same(one, found)
+        assert found["evictions"] >= 3
+
+
 def test_norms_over_all_heads_do_not_take_copies(make_model):
     model = make_model("olmo2")
     with pytest.raises(AssertionError, match="tensor_parallel_size is 8, allowed for Olmo2"):
