@@ -20,6 +20,8 @@ from .test_scheduler_properties import EVICTIONS, small_harness
 
 SHARED = [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
 FREE = MoveCosts(0, 0, 1)
+SEEN = (AssertionError, RuntimeError)
+"""The harness's word, or the accounts'; what else is raised would be a fault of the mutation."""
 
 
 def loads():
@@ -59,6 +61,10 @@ def without_one(kind, take_transfers, at=5):
         return [t for t in transfers if not isinstance(t, kind) or next(found) != at]
 
     return mutated
+
+
+def without_saves(take_transfers):
+    return lambda cache: [t for t in take_transfers(cache) if not isinstance(t, Save)]
 
 
 def mark_all(advance):
@@ -147,7 +153,7 @@ MUTATIONS = {
     "one reference is not given back": (PageStore, "drop", once),
     "one reference is not taken": (PageStore, "hold", once),
     "one copy is left out": (KVCache, "take_transfers", partial(without_one, Copy)),
-    "one page is not saved": (KVCache, "take_transfers", partial(without_one, Save)),
+    "pages are not saved": (KVCache, "take_transfers", without_saves),
     "one page is not loaded": (KVCache, "take_transfers", partial(without_one, Load)),
     "nobody waits": (KVCache, "advance", mark_all),
     "a window is dropped too soon": (KVCache, "_drop_before", drop_more),
@@ -171,7 +177,7 @@ def test_without_a_fault_all_is_well():
 def test_a_fault_is_seen(monkeypatch, name):
     owner, method, mutate = MUTATIONS[name]
     monkeypatch.setattr(owner, method, mutate(getattr(owner, method)))
-    with pytest.raises((AssertionError, RuntimeError, KeyError, ValueError, TypeError)):
+    with pytest.raises(SEEN):
         list(loads())
 
 
@@ -185,5 +191,5 @@ def test_without_a_fault_long_ones_forget_in_peace():
 def test_a_fault_of_what_is_forgotten_is_seen(monkeypatch, name):
     owner, method, mutate = FORGETFUL[name]
     monkeypatch.setattr(owner, method, mutate(getattr(owner, method)))
-    with pytest.raises((AssertionError, RuntimeError, KeyError, ValueError, TypeError, IndexError)):
+    with pytest.raises(SEEN):
         list(forgetful_loads())
