@@ -80,8 +80,7 @@ def test_families(make_model, family, sizes, options):
     ("family", "sizes", "options"),
     [
         ("smollm2", [1, 2, 3], {"kv_eviction": "snapkv"}),
-        ("qwen2", [1, 2, 3], {"kv_eviction": "snapkv", "kv_cache_dtype": "int8"}),
-        ("qwen2", [1, 3], {"kv_eviction": "streaming"}),
+        ("qwen2", [1, 3], {"kv_eviction": "streaming", "kv_cache_dtype": "int8"}),
     ],
 )
 def test_what_is_forgotten(make_model, family, sizes, options):
