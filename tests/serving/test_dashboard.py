@@ -166,8 +166,8 @@ async def test_the_page_asks_for_the_key_and_draws_the_engine(tmp_path):
         for words in (
             "live, 12 steps",
             "30 of 60",
-            "0-5 priority -2",
-            "1,024 tokens forgotten",
+            "priority -2",
+            "1,024 forgotten",
             "64 pages, each of 16 tokens of one of 2 groups of layers",
             "7 of 20",
             "400 tokens",

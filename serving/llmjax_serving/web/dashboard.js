@@ -138,7 +138,7 @@ function runningRow(seq) {
   if (seq.cached) prompt.append(make("small", ` ${number(seq.cached)} cached`));
   const output = seq.max_tokens ? bar(seq.output_tokens, seq.max_tokens) : number(seq.output_tokens);
   const pages = make("span", number(seq.pages));
-  if (seq.forgotten) pages.append(make("small", ` ${number(seq.forgotten)} tokens forgotten`));
+  if (seq.forgotten) pages.append(make("small", ` ${number(seq.forgotten)} forgotten`));
   row.append(swatch, cellOf(named(seq)), cellOf(prompt), cellOf(output));
   row.append(cellOf(pages), cellOf(seconds(seq.age)));
   return row;
