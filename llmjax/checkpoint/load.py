@@ -138,6 +138,7 @@ def load_model(
     )
     model = LoadedModel(
         config=divided,
+        kv_copies=1 if parts is None else parts.kv_copies,
         mesh=mesh,
         graphdef=weights.graphdef,
         state=weights.state,

@@ -35,6 +35,7 @@ class LoadedModel:
             SamplingParams' fields; only those they gave.
         stages: its parts, where it is cut into several (`Stage`); `state` is that of all.
         layers: that are in a part; None is all.
+        kv_copies: how often each key-value head is there; see `parallel/partition.py`.
     """
 
     config: DecoderConfig
@@ -49,6 +50,7 @@ class LoadedModel:
     generation_defaults: dict[str, float]
     stages: tuple[LoadedModel, ...] = ()
     layers: range | None = None
+    kv_copies: int = 1
 
     @property
     def parts(self) -> tuple[LoadedModel, ...]:

@@ -52,12 +52,6 @@ class EngineConfig:
             f"kv_eviction is {self.cache.kv_eviction!r}, allowed without enable_chunked_prefill: "
             "none, as prompts are computed in parts between which tokens are evicted",
         )
-        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-            size = getattr(self.parallel, name)
-            require(
-                self.cache.kv_eviction is None or size == 1,
-                f"kv_eviction is {self.cache.kv_eviction!r}, allowed with a {name} of {size}: none",
-            )
         stages = self.parallel.pipeline_parallel_size
         require(
             stages == 1 or not self.prefill.prefill_from,

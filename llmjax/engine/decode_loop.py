@@ -71,12 +71,12 @@ class LoopPrograms(StepPrograms):
         program = super().compile(bucket, num_pages, x)
         if not bucket.decode_only:
             return program
-        S, mesh, state = bucket.seqs, self._model.mesh, self.state_shapes(num_pages)
+        S, mesh, state = bucket.seqs, self.model.mesh, self.state_shapes(num_pages)
         loop = make_loop(
             self._make_step(bucket),
             make_sampler(S, self._max_logprobs, mesh),
             bucket,
-            self._layout.num_groups,
+            self.layout.num_groups,
             self._num_steps,
             self._max_logprobs,
         )

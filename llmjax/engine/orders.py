@@ -7,21 +7,23 @@ thousand integers a step are all that travels; what follows from them is compute
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 from numpy.typing import ArrayLike
 
-from ..cache.page_store import Copy, Load, Save, Transfer
+from ..cache.page_store import Condense, Copy, Load, Save, Transfer
 from ..errors import GroupError
 from ..request import MAX_LOGIT_BIAS
 from .batch import BiasRow, PackedStep, SlotTable, Writes, head_sizes
 from .buckets import Bucket
 
 _MOVES = (Copy, Save, Load)
+_CONDENSE = len(_MOVES)
 _STEP, _SAMPLE, _SCORE, _STOP = range(4)
 
 
@@ -99,7 +101,7 @@ def encode(order: Order, slots: SlotTable, digests: Sequence[int]) -> bytes:
                 [slot for slot, _ in order.biases],
                 *([bias[i] for bias in biases] for i in range(len(BiasRow._fields))),
                 [n for slot, tokens in order.histories for n in (slot, len(tokens), *tokens)],
-                [(_MOVES.index(type(t)), t[0], t[1]) for t in order.transfers],
+                list(chain.from_iterable(map(_numbers, order.transfers))),
             ]
         case SampleOrder():
             parts = [[_SAMPLE], order.rows, order.masks]
@@ -151,12 +153,30 @@ def _decode_step(
     return StepOrder(
         list(zip(bias_slots.tolist(), biases, strict=True)),
         histories,
-        [_MOVES[kind](first, second) for kind, first, second in moves.reshape(-1, 3).tolist()],
+        list(_transfers(iter(moves.tolist()), slots.num_groups)),
         bucket,
         slots.repack(
             bucket, PackedStep(head, rows_head), Writes(rows.reshape(-1, slots.row_size), pages)
         ),
     )
+
+
+def _numbers(transfer: Transfer) -> list[int]:
+    """A transfer as `_transfers` reads it."""
+    if isinstance(transfer, Condense):
+        lists = (*transfer.sources, *transfer.targets)
+        return [_CONDENSE, *transfer[:3], *(n for pages in lists for n in (len(pages), *pages))]
+    return [_MOVES.index(type(transfer)), transfer[0], transfer[1]]
+
+
+def _transfers(numbers: Iterator[int], num_groups: int) -> Iterator[Transfer]:
+    for kind in numbers:
+        if kind != _CONDENSE:
+            yield _MOVES[kind](next(numbers), next(numbers))
+            continue
+        slot, position, dropped = islice(numbers, 3)
+        lists = [list(islice(numbers, next(numbers))) for _ in range(2 * num_groups)]
+        yield Condense(slot, position, dropped, lists[:num_groups], lists[num_groups:])
 
 
 def _flat(part: Any) -> Int[np.ndarray, " n"]:

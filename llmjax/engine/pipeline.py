@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from typing import Any
 
 import jax
@@ -72,42 +72,44 @@ class PipelinePrograms:
     """Compiles the steps of a model in stages, as `StepPrograms` does.
 
     A state's pages are those of all stages, in their order.
+
+    Attributes:
+        parts: the programs of each stage.
     """
 
     def __init__(self, model: LoadedModel, layout: KVLayout, kv_format: KVFormat, **options: int):
         layouts = stage_layouts(model, layout)
-        self._models, self._layouts = model.stages, layouts
-        self._stages = [
+        self.parts = [
             StepPrograms(stage, kept, kv_format, **options)
             for stage, kept in zip(model.stages, layouts, strict=True)
         ]
         ends = accumulate((kept.layers_per_page for kept in layouts), initial=0)
         self.cuts = [slice(a, b) for a, b in pairwise(ends)]
-        self.weights = [stage.weights for stage in self._stages]
+        self.weights = [stage.weights for stage in self.parts]
 
     @property
     def head(self) -> tuple[LoadedModel, list[Array], WeightsTree]:
         """The stage that gives logits, and its weights."""
-        return self._stages[-1].head
+        return self.parts[-1].head
 
     def make_state(self, num_pages: int) -> DeviceState:
         """A state of zeros."""
-        return _joined([stage.make_state(num_pages) for stage in self._stages])
+        return _joined([stage.make_state(num_pages) for stage in self.parts])
 
     def state_shapes(self, num_pages: int) -> DeviceState:
         """The shapes of a state's arrays, and how they are laid out over devices."""
-        return _joined([stage.state_shapes(num_pages) for stage in self._stages])
+        return _joined([stage.state_shapes(num_pages) for stage in self.parts])
 
     def compile(self, bucket: Bucket, num_pages: int) -> Program:
         """The program of a bucket."""
         programs, hidden, x = [], [], None
-        for number in range(len(self._stages) - 1):
+        for number in range(len(self.parts) - 1):
             program, out = self._compile_stage(number, bucket, num_pages, x)
-            sharding = self._models[number + 1].place.sharding(PartitionSpec())
+            sharding = self.parts[number + 1].model.place.sharding(PartitionSpec())
             x = jax.ShapeDtypeStruct(out.shape, out.dtype, sharding=sharding)
             programs.append(program)
             hidden.append(sharding)
-        last = self._stages[-1].compile(bucket, num_pages, x)
+        last = self.parts[-1].compile(bucket, num_pages, x)
         return Program(Pipeline([*programs, last.step], self.cuts, hidden), last.sample)
 
     def temporaries(self, bucket: Bucket, num_pages: int) -> int:
@@ -119,7 +121,8 @@ class PipelinePrograms:
         self, number: int, bucket: Bucket, num_pages: int, x: jax.ShapeDtypeStruct | None
     ) -> tuple[Any, jax.ShapeDtypeStruct]:
         """A stage that is not the last: `stage(weights, pages, packed, x) -> (pages, x)`."""
-        model, layout, stage = self._models[number], self._layouts[number], self._stages[number]
+        stage = self.parts[number]
+        model, layout = stage.model, stage.layout
         function = make_stage(model.graphdef, stage.tree, layout, bucket, model.mesh)
         packed = jax.ShapeDtypeStruct((packed_size(bucket, layout.num_groups),), jnp.int32)
         pages = stage.state_shapes(num_pages).pages
@@ -213,6 +216,18 @@ class StageMovers:
         saving, loading = zip(*(seconds for _, seconds in found), strict=True)
         pools = tuple(chain.from_iterable(part for part, _ in found))
         return pools, (sum(saving), sum(loading))
+
+    def put(self, pools: Pools, pages: list[int], rows: list[Array]) -> Pools:
+        """The pools with other contents in some pages; see `PageMover.put`.
+
+        Args:
+            rows: of each array of all pools.
+        """
+        left, changed = iter(rows), list[PagedKV]()
+        for mover, cut in zip(self._movers, self._cuts, strict=True):
+            own = list(islice(left, len(jax.tree.leaves(pools[cut]))))
+            changed += mover.put(pools[cut], pages, own)
+        return tuple(changed)
 
     def settle(self) -> None:
         """Takes in what has been saved."""

@@ -36,7 +36,7 @@ from .page_mover import PageMover
 from .pipeline import StageMovers, make_programs
 from .plan import Chunk, Plan
 from .prompt_logprobs import PromptScorer, row_logprobs
-from .step import StepOutput, shapes_of, shardings_of
+from .step import StepOutput, shardings_of
 
 
 @dataclass
@@ -117,8 +117,7 @@ class Runner:
         self._layout = layout
         self._make_state = partial(programs.make_state, num_pages)
         self._weights: Any = programs.weights
-        head, self._head_weights, self._tree = programs.head
-        self._graphdef = head.graphdef
+        head, head_weights, tree = programs.head
         whole = head.place.sharding(PartitionSpec())
         self._no_masks = {S: zeros((S, self._mask_words), whole) for S in sizes}
         self._state_shapes = programs.state_shapes(num_pages)
@@ -145,12 +144,12 @@ class Runner:
                 PageMover(pools[cut], axis=axis, num_slots=num_slots, puts=evicts)
                 for cut in programs.cuts
             ]
-            # Who reads pages or puts them has one stage: the configuration sees to it.
+            # Who reads pages has one stage: the configuration sees to it.
             self._mover: Any = movers[0] if len(movers) == 1 else StageMovers(movers, programs.cuts)
-            self.scorer = PromptScorer(
-                head, self._head_weights, self._tree, config.max_logprobs, self._send
+            self.scorer = PromptScorer(head, head_weights, tree, config.max_logprobs, self._send)
+            self._condenser = (
+                Condenser(programs.parts, programs.cuts, num_pages) if evicts else None
             )
-            self._condenser = self._make_condenser(model) if evicts else None
             self.programs.start(background=config.compile.background)
             self._state = state.result()
 
@@ -295,8 +294,7 @@ class Runner:
                 continue
             assert self._condenser is not None
             pages, moves = self._mover.run(pages, moves), []
-            history = self._state.history
-            for ids, rows in self._condenser.run(pages, self._weights, history, transfer):
+            for ids, rows in self._condenser.run(pages, self._state.history, transfer):
                 pages = self._mover.put(pages, ids, rows)
         return self._mover.run(pages, moves)
 
@@ -310,18 +308,6 @@ class Runner:
         if self.group is not None:
             self.group.send(encode(order, self.slots, self._digests))
             self._digests = []
-
-    def _make_condenser(self, model: LoadedModel) -> Condenser:
-        return Condenser(
-            self._graphdef,
-            self._tree,
-            model.config,
-            self._layout,
-            model.native,
-            weights=shapes_of(self._weights),
-            pools=self._state_shapes.pages,
-            history=self._state_shapes.history,
-        )
 
     def _compile_set_bias(self) -> Any:
         def set_bias(table: BiasTable, slot: jax.Array, row: BiasRow) -> BiasTable:

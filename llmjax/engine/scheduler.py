@@ -1,7 +1,8 @@
-"""Who runs in the next step, and what a finished step means. Pure Python, no jax.
+"""Who runs in the next step. Pure Python, no jax.
 
 `schedule` plans step n+1 while step n runs, so a plan counts on tokens that the host has not
-seen (`Sequence.num_pending`); `commit` brings the results in, in the order of the plans.
+seen (`Sequence.num_pending`); `commit` brings the results in, in the order of the plans
+(`growth.py`).
 
 The rules:
 
@@ -38,12 +39,12 @@ from ..config import SchedulerConfig
 from ..errors import LlmjaxError, StructuredOutputError
 from ..request import Sequence, SequenceDelta, Status, TokenLogprobs
 from .buckets import Buckets, Piece
+from .growth import Growth
 from .lives import Lives
 from .lookahead import look_ahead
 from .pace import Pace
 from .plan import Chunk, Plan
 from .room import Room
-from .stopping import Stop, stop_at
 
 SMALL_STEP = 32
 """Tokens up to which steps hardly differ in what they take."""
@@ -97,6 +98,9 @@ class Scheduler:
         self.bucket_tokens = 0
         self.padded_tokens = 0
         self._in_flight: deque[Plan] = deque()
+        self._growth = Growth(
+            self.lives, self._in_flight, several_steps=config.num_scheduler_steps > 1
+        )
 
     # What there is
 
@@ -339,7 +343,7 @@ class Scheduler:
             seq.num_pending -= chunk.samples
             if seq.status is not Status.FINISHED:
                 try:
-                    news = self._news(chunk, tokens, scores, prompt)
+                    news = self._growth.grow(chunk, tokens, scores, prompt)
                 except StructuredOutputError as error:
                     deltas += self.lives.fail(seq.request.id, error)
                     continue
@@ -348,65 +352,6 @@ class Scheduler:
             if seq.status is not Status.RUNNING:
                 self.lives.let_go(seq)
         return deltas
-
-    def _news(
-        self,
-        chunk: Chunk,
-        tokens: list[int],
-        logprobs: list[TokenLogprobs],
-        prompt: list[TokenLogprobs],
-    ) -> SequenceDelta:
-        seq = chunk.seq
-        seq.num_prompt_logprobs += len(prompt)
-        if prompt and seq.num_prompt_logprobs > min(chunk.start + chunk.count, seq.prompt_len - 1):
-            raise RuntimeError(f"prompt logprobs of {seq.request.id!r} are told twice")
-        delta = SequenceDelta(seq.request.id, seq.index, [], [], prompt)
-        delta.num_cached_tokens = seq.num_cached_tokens
-        for i in range(chunk.samples):
-            if len(tokens) <= i or tokens[i] < 0:
-                raise RuntimeError(f"no token for {seq.request.id!r}, whose chunk samples one")
-            stop = self._append(seq, tokens[i], delta)
-            if logprobs:
-                delta.logprobs.append(logprobs[i])
-            elif not stop:
-                stop = self._jump(seq, delta)
-            if not stop:
-                self.lives.admission.grown(seq)
-                continue
-            if self.config.num_scheduler_steps > 1:
-                # Where a step in flight has several, its row ends before it computes this token.
-                seq.num_computed = min(seq.num_computed, len(seq.tokens) - 1)
-            self.lives.finish(seq, *stop)
-            delta.finish_reason, delta.stop_reason = seq.finish_reason, seq.stop_reason
-            break
-        return delta
-
-    def _append(self, seq: Sequence, token: int, delta: SequenceDelta) -> Stop | None:
-        """A token more, and why it is the last where it is."""
-        if seq.constraint is not None:
-            seq.constraint.accept(token)
-        seq.tokens.append(token)
-        self.lives.waiting.charge(seq, 1)
-        delta.token_ids.append(token)
-        return stop_at(seq, self.lives.max_len[seq])
-
-    def _jump(self, seq: Sequence, delta: SequenceDelta) -> Stop | None:
-        """Takes what a grammar leaves no choice of, to be computed as a prompt is.
-
-        Where a step in flight computes more of the sequence than its last token, it goes token
-        by token: the mask allows no other either.
-        """
-        constraint = seq.constraint
-        if constraint is None or not constraint.forced or seq.in_flight > 1:
-            return None
-        for chunk in (chunk for plan in self._in_flight for chunk in plan.chunks):
-            if chunk.seq is seq and chunk.samples:
-                chunk.samples = 0
-                seq.num_pending -= 1
-        stop = None
-        while constraint.forced and not stop:
-            stop = self._append(seq, constraint.forced[0], delta)
-        return stop
 
     def fail_steps(self, error: LlmjaxError) -> list[SequenceDelta]:
         """Ends the requests of the steps in flight, of which nothing will come any more.

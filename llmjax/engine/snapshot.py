@@ -65,12 +65,14 @@ def _describe(seq: Sequence, now: float) -> dict[str, Any]:
     request = seq.request
     return {
         "id": f"{request.id}.{seq.index}" if request.params.n > 1 else request.id,
+        "arrival": seq.arrival,
         "prompt_tokens": seq.prompt_len,
         "computed": min(seq.num_computed, seq.prompt_len),
         "cached": seq.num_cached_tokens,
         "output_tokens": seq.output_len,
         "max_tokens": request.params.max_tokens,
         "pages": sum(len(pages) - pages.count(GONE) for pages in seq.page_lists),
+        "forgotten": seq.num_dropped,
         "priority": request.options.priority,
         "preemptions": seq.num_preemptions,
         "age": round(now - request.arrival_time, 3),

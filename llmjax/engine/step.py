@@ -137,6 +137,7 @@ class StepPrograms:
 
     Attributes:
         weights: the model's arrays, as every program takes them.
+        tree: how the model's state is made of them.
         cuts: where the pools of each stage are among the state's pages.
     """
 
@@ -151,27 +152,32 @@ class StepPrograms:
         max_logprobs: int,
     ):
         self.weights, self.tree = flatten_once(model.state)
-        self._model, self._layout, self._kv_format = model, layout, kv_format
+        self.model, self.layout, self._kv_format = model, layout, kv_format
         self._slots, self._max_model_len = slots, max_model_len
         self._max_logprobs = max_logprobs
         self.cuts = [slice(None)]
 
     @property
+    def parts(self) -> list[StepPrograms]:
+        """Those of each stage."""
+        return [self]
+
+    @property
     def head(self) -> tuple[LoadedModel, list[Array], WeightsTree]:
         """The model that gives logits, and its weights."""
-        return self._model, self.weights, self.tree
+        return self.model, self.weights, self.tree
 
     def make_state(self, num_pages: int) -> DeviceState:
         """A state of zeros."""
         make = partial(self._zeros, num_pages)
-        if self._model.mesh is None:
-            with jax.default_device(self._model.place.device):
+        if self.model.mesh is None:
+            with jax.default_device(self.model.place.device):
                 return make()
         return jax.jit(make, out_shardings=shardings_of(self.state_shapes(num_pages)))()
 
     def state_shapes(self, num_pages: int) -> DeviceState:
         """The shapes of a state's arrays, and how they are laid out over devices."""
-        shapes, place = jax.eval_shape(partial(self._zeros, num_pages)), self._model.place
+        shapes, place = jax.eval_shape(partial(self._zeros, num_pages)), self.model.place
         whole, pages = place.sharding(PartitionSpec()), place.sharding(KV_PAGES)
 
         def laid_out(tree: Any, sharding: Sharding) -> Any:
@@ -183,13 +189,13 @@ class StepPrograms:
 
     def _zeros(self, num_pages: int) -> DeviceState:
         return make_state(
-            self._model.config,
-            self._layout,
+            self.model.config,
+            self.layout,
             num_pages,
             self._slots,
             self._max_model_len,
             self._kv_format,
-            self._model.native,
+            self.model.native,
         )
 
     def compile(
@@ -200,7 +206,7 @@ class StepPrograms:
         Args:
             x: what the last stage of several is given besides.
         """
-        model, whole = self._model, whole_of(self._model.mesh)
+        model, whole = self.model, whole_of(self.model.mesh)
         state = self.state_shapes(num_pages)
         of_logits = logits_of(model.mesh, model.config.vocab_size)
         outputs = StepOutput(of_logits, whole)  # type: ignore[arg-type]
@@ -214,16 +220,16 @@ class StepPrograms:
         return Program(compiled, self._compile_sampler(bucket.seqs, state))
 
     def _make_step(self, bucket: Bucket) -> Step:
-        model = self._model
-        return make_step(model.graphdef, self.tree, self._layout, bucket, model.native, model.mesh)
+        model = self.model
+        return make_step(model.graphdef, self.tree, self.layout, bucket, model.native, model.mesh)
 
     def _packed(self, bucket: Bucket) -> jax.ShapeDtypeStruct:
-        size, whole = packed_size(bucket, self._layout.num_groups), whole_of(self._model.mesh)
+        size, whole = packed_size(bucket, self.layout.num_groups), whole_of(self.model.mesh)
         return jax.ShapeDtypeStruct((size,), jnp.int32, sharding=whole)
 
     def _compile_sampler(self, S: int, state: DeviceState) -> Any:
-        mesh, whole = self._model.mesh, state.history.sharding
-        V = self._model.config.vocab_size
+        mesh, whole = self.model.mesh, state.history.sharding
+        V = self.model.config.vocab_size
         shape = jax.ShapeDtypeStruct
         logits = shape((S, V), jnp.float32, sharding=logits_of(mesh, V) or whole)
         rows = shape((rows_size(S),), jnp.int32, sharding=whole_of(mesh))

@@ -29,10 +29,13 @@ class Partition(NamedTuple):
         sizes: each a multiple of the number of devices, `head_dim` aside.
         sources: by logical axis (see rules.py): of each place the index in the checkpoint, -1
             for a zero. Axes that stay as they are have no entry.
+        kv_copies: places side by side that have the same key-value head, each with a part of its
+            query heads.
     """
 
     sizes: Sizes
     sources: dict[str, Int[np.ndarray, " places"]]
+    kv_copies: int
 
 
 def partition(sizes: Sizes, devices: int) -> Partition:
@@ -58,7 +61,7 @@ def partition(sizes: Sizes, devices: int) -> Partition:
     }
     divided = Sizes(places * group_part, places, head_dim, mlp_places)
     changed = {name: s for name, s in found.items() if not np.array_equal(s, np.arange(len(s)))}
-    return Partition(divided, changed)
+    return Partition(divided, changed, copies)
 
 
 def _channels(heads: Int[np.ndarray, " heads"], head_dim: int) -> Int[np.ndarray, " channels"]:

@@ -156,6 +156,7 @@ class HashDevice:
                 case Save(page, slot):
                     self.host[slot] = list(self.pages[page])
                 case Load(slot, page):
+                    assert self.host[slot] is not None, "loaded what was never saved"
                     self.pages[page] = list(self.host[slot])
                 case Bring(slot, contents):
                     self.host[slot] = contents[0].tolist()
@@ -533,6 +534,7 @@ class Harness:
         """Brings in the oldest step in flight."""
         plan, (tokens, prompts), tables = self.in_flight.popleft()
         for seq, groups, slot in tables:
+            assert seq.block_tables, "pages of a step in flight were freed"
             for now, then in zip(seq.block_tables, groups, strict=True):
                 kept = all(n in (t, GONE) for n, t in zip(now, then, strict=False))
                 assert kept and len(now) >= len(then), "pages of a step in flight were freed"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from llmjax import LLM, SamplingParams
 from llmjax.config import EngineConfig
 from llmjax.engine.condense import Condenser
-from llmjax.engine.step import shapes_of
+from llmjax.engine.pipeline import make_programs
 from llmjax.errors import ConfigError, InvalidRequestError
 from llmjax_kernels import native
 
@@ -179,22 +178,13 @@ def test_pages_of_a_long_request_are_those_of_its_budget(caching):
 
 
 def test_what_is_kept_is_found_without_a_copy_of_the_pool(roomy):
-    runner, model = roomy.engine.runner, roomy.engine.model
-    axis = 1 if model.native else 0
+    engine = roomy.engine
+    sizes = {"slots": 8, "max_model_len": engine.max_model_len, "max_logprobs": 20}
+    programs = make_programs(engine.model, engine.layout, engine.kv_format, **sizes)
 
     def temporaries(factor):
-        def larger(x):
-            shape = list(x.shape)
-            shape[axis] *= factor
-            return jax.ShapeDtypeStruct(shape, x.dtype)
-
-        condenser = Condenser(
-            *(model.graphdef, runner._tree, model.config, roomy.engine.layout, model.native),
-            weights=shapes_of(runner._weights),
-            pools=jax.tree.map(larger, runner._state.pages),
-            history=shapes_of(runner._state.history),
-        )
-        return condenser.program.memory_analysis().temp_size_in_bytes
+        condenser = Condenser(programs.parts, programs.cuts, factor * engine.num_pages)
+        return condenser.stages[0].program.memory_analysis().temp_size_in_bytes
 
     assert temporaries(1) == temporaries(20)
 
@@ -222,8 +212,8 @@ REFUSED = [
         "kv_eviction is 'streaming', allowed without enable_chunked_prefill: none",
     ),
     (
-        {"kv_eviction": "snapkv", "tensor_parallel_size": 2},
-        "kv_eviction is 'snapkv', allowed with a tensor_parallel_size of 2: none",
+        {"kv_eviction": "snapkv", "prefill_from": ("memory",)},
+        "kv_eviction is 'snapkv', allowed with prefill_from: none",
     ),
 ]
 

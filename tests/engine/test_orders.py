@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llmjax.cache.page_store import Copy, Load, Save
+from llmjax.cache.page_store import Condense, Copy, Load, Save
 from llmjax.engine.batch import SlotTable
 from llmjax.engine.buckets import Bucket
 from llmjax.engine.follower import Follower
@@ -41,6 +41,7 @@ def test_a_follower_packs_the_same_steps():
         ([b], plan(Chunk(a, 7, 1, True), Chunk(b, 0, 3, False))),
         ([], plan(Chunk(b, 3, 2, True), Chunk(a, 8, 1, True))),
     ]
+    condense = Condense(4, 40, 8, [[7, -1, 9], [2]], [[5], []])
     for admitted, step in steps:
         biases = [(seq.slot, leader.admit(seq)) for seq in admitted]
         biases = [(slot, bias) for slot, bias in biases if bias is not None]
@@ -48,7 +49,7 @@ def test_a_follower_packs_the_same_steps():
         order = StepOrder(
             biases,
             [(4, [1, 2, 3])],
-            [Copy(1, 2), Save(3, 4), Load(5, 6)],
+            [Copy(1, 2), condense, Save(3, 4), Load(5, 6)],
             BUCKET,
             leader.pack(step),
         )

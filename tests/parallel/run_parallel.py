@@ -11,6 +11,7 @@ import sys
 import jax
 
 from llmjax import LLM, SamplingParams
+from llmjax.cache.page_store import Condense
 
 model, sizes, options, prompts = map(json.loads, sys.argv[1:])
 WAYS = [
@@ -26,8 +27,10 @@ params = [SamplingParams(max_tokens=12, ignore_eos=True, logprobs=1, **way) for 
 
 def run(size: int) -> dict:
     with LLM(model, tensor_parallel_size=size, background=False, **options) as llm:
-        outputs = llm.generate(prompts, params, use_tqdm=False)
         engine = llm.engine
+        plans, dispatch = [], engine.runner.dispatch
+        engine.runner.dispatch = lambda plan: plans.append(plan) or dispatch(plan)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
         engine.scheduler.check_balance()
         program = engine.runner.programs[engine.buckets.ready[0]].step
         pages = jax.tree.leaves(engine.runner._state.pages)
@@ -39,6 +42,7 @@ def run(size: int) -> dict:
                 for c in choices
             ],
             "preemptions": engine.stats().num_preemptions,
+            "evictions": sum(isinstance(t, Condense) for plan in plans for t in plan.transfers),
             "hits": engine.stats().prefix_hits,
             "pages": sum(p.nbytes for p in pages),
             "pages_of_one": sum(p.addressable_shards[0].data.nbytes for p in pages),

@@ -11,6 +11,7 @@ import sys
 import jax
 
 from llmjax import LLM, SamplingParams
+from llmjax.cache.page_store import Condense
 from llmjax.engine.compile import CompileGuard
 from llmjax.errors import ConfigError
 from llmjax.structured_outputs import StructuredOutputs
@@ -28,6 +29,10 @@ def devices_of(tree):
     return sorted({d.id for leaf in jax.tree.leaves(tree) for d in leaf.sharding.device_set})
 
 
+def count_evictions(plans):
+    return sum(isinstance(t, Condense) for plan in plans for t in plan.transfers)
+
+
 def run(stages: int, tensor: int) -> dict:
     with LLM(
         model,
@@ -38,7 +43,7 @@ def run(stages: int, tensor: int) -> dict:
     ) as llm:
         engine = llm.engine
         plans, dispatch = [], engine.runner.dispatch
-        engine.runner.dispatch = lambda plan: plans.append(len(plan.chunks)) or dispatch(plan)
+        engine.runner.dispatch = lambda plan: plans.append(plan) or dispatch(plan)
         with CompileGuard():
             outputs = llm.generate(prompts, greedy, use_tqdm=False)
         engine.scheduler.check_balance()
@@ -56,7 +61,8 @@ def run(stages: int, tensor: int) -> dict:
             "chosen": llm.generate(["a", "b"], choice, use_tqdm=False)[0].outputs[0].text,
             "preemptions": engine.stats().num_preemptions,
             "loaded": engine.stats().pages_loaded,
-            "decodes": max(plans),
+            "decodes": max(len(plan.chunks) for plan in plans),
+            "evictions": count_evictions(plans),
             "weights": [devices_of(part.state) for part in engine.model.parts],
             "pages": [devices_of(pool) for pool in engine.runner._state.pages],
             "history": devices_of(engine.runner._state.history),

@@ -34,6 +34,8 @@ SIZES = {
     "num_gpu_blocks_override": 26,
     "swap_space": 0.1,
     "forecast_margin": "none",
+    "kv_eviction": "snapkv",
+    "kv_budget": 32,
 }
 PROMPTS = ["a", "hello there", "hello there you two", "x" * 20, "abc" * 8, "hello there, again"]
 GREEDY = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
@@ -96,7 +98,8 @@ def pair(tiny_model, request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 
 def test_the_same_tokens_as_one_process(pair, tiny_model):
-    """More at once than fit, so that pages go to host memory and come back; masks and scores."""
+    """More at once than fit, so that pages go to host memory and come back, and longer than what
+    is kept; masks and scores."""
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
         answers = list(pool.map(lambda prompt: pair.complete(prompt, **GREEDY), PROMPTS))
     chosen = pair.complete("so: ", structured_outputs={"choice": ["yes", "no"]}, max_tokens=8)

@@ -60,13 +60,13 @@ def test_one_device_changes_nothing(sizes):
 
 def test_what_divides_stays_as_it_is():
     llama = Sizes(64, 8, 128, 28672)
-    assert partition(llama, 8) == (llama, {})
+    assert partition(llama, 8) == (llama, {}, 1)
 
 
 def test_smollm2_over_eight():
     """3 key-value heads twice each, and 2 places of zeros; 9 query heads in 16."""
     part = partition(Sizes(9, 3, 64, 1536), 8)
-    assert part.sizes == Sizes(16, 8, 64, 1536)
+    assert part.sizes == Sizes(16, 8, 64, 1536) and part.kv_copies == 2
     heads = part.sources["heads"][::64]
     np.testing.assert_array_equal(
         np.where(heads < 0, -1, heads // 64),

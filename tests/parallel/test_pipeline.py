@@ -46,6 +46,18 @@ def test_stages_say_what_one_piece_says(tiny_model):
     assert spread["history"] == [2, 3]
 
 
+def test_stages_forget_what_one_piece_forgets(tiny_model):
+    prompts = [[random.Random(n).randrange(3, 250) for _ in range(n)] for n in (19, 33, 50)]
+    options = OPTIONS | {"kv_eviction": "snapkv", "kv_budget": 32}
+    one, found = on_virtual_devices(
+        "run_pipeline.py", str(tiny_model), [(1, 1), (2, 2)], options, prompts
+    )
+    assert min(one["evictions"], found["evictions"]) > 3
+    assert found["tokens"] == one["tokens"]
+    for ours, theirs in zip(found["logprobs"], one["logprobs"], strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
 def test_pages_of_a_stage_hold_what_its_layers_keep():
     windows = [32, 32, None, 32, 32, None, 32]
     layout = KVLayout.of(windows, block_size=16, max_model_len=256)
@@ -64,10 +76,6 @@ def test_pages_of_a_stage_hold_what_its_layers_keep():
     ("options", "message"),
     [
         ({"data_parallel_size": 2}, "pipeline_parallel_size is 2, .* data_parallel_size of 2: 1"),
-        (
-            {"kv_eviction": "snapkv"},
-            "kv_eviction is .* pipeline_parallel_size of 2: none",
-        ),
         ({"prefill_from": ("memory",)}, "prefill_from is .* pipeline_parallel_size of 2: none"),
     ],
 )

@@ -65,15 +65,35 @@ def test_any_number_of_devices(make_model):
     ("family", "sizes", "options"),
     [
         ("gemma3", [1, 2, 4], {"num_gpu_blocks_override": 120}),
-        ("qwen2", [1, 3], {"num_gpu_blocks_override": 26, "kv_cache_dtype": "int8"}),
+        (
+            "qwen2",
+            [1, 3],
+            {
+                "num_gpu_blocks_override": 26,
+                "kv_cache_dtype": "int8",
+                "kv_eviction": "streaming",
+                "kv_budget": 32,
+            },
+        ),
         ("olmo2", [1, 2], {"num_gpu_blocks_override": 26}),
     ],
 )
 def test_families(make_model, family, sizes, options):
-    """Windows, biases, 8-bit pages and norms over all heads."""
+    """Windows, biases, 8-bit pages, sinks that are moved, and norms over all heads."""
     one, *more = spread(make_model(family), sizes, **options)
+    assert (one["evictions"] > 3) == ("kv_eviction" in options)
     for found in more:
         assert_same(one, found)
+
+
+def test_copies_of_a_head_keep_the_same(make_model):
+    """What stays is chosen by all queries of a key-value head, on whichever devices they are."""
+    options = {"kv_eviction": "snapkv", "kv_budget": 32, "num_gpu_blocks_override": 26}
+    one, *more = spread(make_model("smollm2"), [1, 2, 3], **options)
+    assert one["evictions"] > 3
+    for found in more:
+        assert_same(one, found)
+        assert found["evictions"] > 3
 
 
 def test_norms_over_all_heads_do_not_take_copies(make_model):

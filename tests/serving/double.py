@@ -139,18 +139,21 @@ class EngineDouble:
         self.check_health()
         self.snapshots += 1
         sequence = {
-            "id": "4",
+            "id": "0-4",
+            "arrival": 5,
             "prompt_tokens": 60,
             "computed": 30,
             "cached": 16,
             "output_tokens": 0,
             "max_tokens": 20,
             "pages": 8,
+            "forgotten": 0,
             "priority": 0,
             "preemptions": 0,
             "age": 1.5,
         }
-        other = sequence | {"id": "5", "computed": 60, "output_tokens": 7, "cached": 0}
+        other = sequence | {"id": "0-5", "arrival": 6, "computed": 60, "output_tokens": 7}
+        other |= {"cached": 0, "forgotten": 1024, "priority": -2}
         node = {
             "key": "a",
             "tokens": 400,
@@ -170,14 +173,14 @@ class EngineDouble:
             "model": MODEL,
             "max_model_len": MAX_MODEL_LEN,
             "block_size": 16,
-            "groups": 1,
+            "groups": 2,
             "num_pages": 64,
             "steps": 12,
             "stats": vars(self.stats()) | stats,
             "tree": tree,
             "pages": {"size": 1, "cells": [0] * 30 + [1] * 10 + [2] * 8 + [3] * 8 + [4] * 8},
             "running": [sequence, other],
-            "waiting": [sequence | {"id": "6"}, sequence | {"id": "7"}],
+            "waiting": [sequence | {"id": f"0-{n}", "arrival": n + 1} for n in (6, 7)],
         }
 
     def start(self) -> None:

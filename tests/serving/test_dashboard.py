@@ -166,6 +166,9 @@ async def test_the_page_asks_for_the_key_and_draws_the_engine(tmp_path):
         for words in (
             "live, 12 steps",
             "30 of 60",
+            "priority -2",
+            "1,024 forgotten",
+            "64 pages, each of 16 tokens of one of 2 groups of layers",
             "7 of 20",
             "400 tokens",
             "9 hits",

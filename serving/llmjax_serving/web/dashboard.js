@@ -9,7 +9,8 @@ const byId = (id) => document.getElementById(id);
 const number = (value) => Math.round(value).toLocaleString("en");
 const percent = (share) => `${(100 * share).toFixed(1)}%`;
 const seconds = (s) => (s < 1 ? `${(1000 * s).toFixed(s < 0.01 ? 1 : 0)} ms` : `${s.toFixed(1)} s`);
-const hue = (id) => `hsl(${(137.508 * (parseFloat(id) || 0) + 20) % 360} 60% 52%)`;
+// Those that came one after the other are far apart on the wheel of colours.
+const hue = (seq) => `hsl(${(137.508 * seq.arrival + 20) % 360} 60% 52%)`;
 
 function make(tag, text, className) {
   const element = document.createElement(tag);
@@ -87,7 +88,7 @@ function drawMap(state) {
   context.scale(scale, scale);
   const colours = ["free", "cached", "shared"].map((name) => style.getPropertyValue(`--${name}`));
   cells.forEach((cell, i) => {
-    context.fillStyle = cell < OWNED ? colours[cell] : hue(state.running[cell - OWNED].id);
+    context.fillStyle = cell < OWNED ? colours[cell] : hue(state.running[cell - OWNED]);
     context.fillRect((i % columns) * side, Math.floor(i / columns) * side, side - 1, side - 1);
   });
 }
@@ -122,23 +123,31 @@ function bar(done, of) {
   return box;
 }
 
+function named(seq) {
+  const box = make("span", seq.id);
+  if (seq.priority) box.append(make("small", ` priority ${seq.priority}`));
+  return box;
+}
+
 function runningRow(seq) {
   const row = make("tr"), swatch = make("td", undefined, "swatch"), colour = make("i");
-  colour.style.background = hue(seq.id);
+  colour.style.background = hue(seq);
   swatch.append(colour);
   const whole = seq.computed >= seq.prompt_tokens;
   const prompt = whole ? make("span", number(seq.prompt_tokens)) : bar(seq.computed, seq.prompt_tokens);
   if (seq.cached) prompt.append(make("small", ` ${number(seq.cached)} cached`));
   const output = seq.max_tokens ? bar(seq.output_tokens, seq.max_tokens) : number(seq.output_tokens);
-  row.append(swatch, cellOf(seq.id), cellOf(prompt), cellOf(output));
-  row.append(cellOf(number(seq.pages)), cellOf(seconds(seq.age)));
+  const pages = make("span", number(seq.pages));
+  if (seq.forgotten) pages.append(make("small", ` ${number(seq.forgotten)} forgotten`));
+  row.append(swatch, cellOf(named(seq)), cellOf(prompt), cellOf(output));
+  row.append(cellOf(pages), cellOf(seconds(seq.age)));
   return row;
 }
 
 function waitingRow(seq) {
   const row = make("tr");
-  const values = [seq.id, number(seq.prompt_tokens), number(seq.output_tokens), seq.preemptions, seconds(seq.age)];
-  row.append(...values.map((value) => cellOf(String(value))));
+  const values = [number(seq.prompt_tokens), number(seq.output_tokens), seq.preemptions, seconds(seq.age)];
+  row.append(cellOf(named(seq)), ...values.map((value) => cellOf(String(value))));
   return row;
 }
 
@@ -208,6 +217,12 @@ function showOther() {
   for (const chart of CHARTS) chart.points = [];
 }
 
+function aboutPages(state) {
+  const layers = state.groups > 1 ? ` of one of ${number(state.groups)} groups of layers` : "";
+  const cells = state.pages.size > 1 ? `; a cell is ${number(state.pages.size)} pages` : "";
+  return `${number(state.num_pages)} pages, each of ${state.block_size} tokens${layers}${cells}`;
+}
+
 function draw(state) {
   const { stats } = state, before = shown ?? state;
   drawEngines(state);
@@ -217,6 +232,8 @@ function draw(state) {
   byId("pages-cached").textContent = number(stats.pages_cached);
   byId("pages-free").textContent = number(stats.pages_free);
   byId("pages-host").textContent = `${number(stats.host_pages_used)} of ${number(stats.host_pages)}`;
+  byId("pages-host").parentElement.hidden = !stats.host_pages;
+  byId("pages-about").textContent = aboutPages(state);
   byId("num-running").textContent = number(stats.num_running);
   byId("num-waiting").textContent = number(stats.num_waiting);
   byId("hit-rate").textContent = stats.prefix_queries
