@@ -1,7 +1,8 @@
 """Products with weights that stay quantised."""
 
-from .coded import from_coded, quant_format
-from .dispatch import format_here, quant_matmul, with_quantised_inputs
+from .coded import coded_exponent, from_coded, quant_format
+from .dispatch import format_here, quant_matmul, quant_rows, with_quantised_inputs
+from .divided import divided_shapes, join
 from .inputs import InputFormat, round_rows
 from .weight import (
     FORMATS,
@@ -18,12 +19,16 @@ __all__ = [
     "InputFormat",
     "QuantFormat",
     "QuantWeight",
+    "coded_exponent",
+    "divided_shapes",
     "format_here",
     "from_coded",
     "from_packed",
+    "join",
     "make_weight",
     "quant_format",
     "quant_matmul",
+    "quant_rows",
     "quantise_weight",
     "round_rows",
     "weight_shapes",

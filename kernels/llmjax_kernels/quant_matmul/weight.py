@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, Integer, Shaped
 
 from ..packed import PackedWeight
@@ -90,6 +91,8 @@ class QuantWeight:
         order: the input that is at each place of `codes`; None has them as they are.
         static_inputs: scale and zero point of the inputs, where these need them (of NVFP4, what
             scales are multiplied by before they are rounded, and nothing).
+        layout: of the matrix [N, K] over several devices, as one of floats would have it; see
+            divided.py. None has it on one.
     """
 
     codes: Shaped[Array, "groups N bytes"]
@@ -99,6 +102,7 @@ class QuantWeight:
     exponent: int = field(default=0, metadata={"static": True})
     order: Int[Array, " K"] | None = None
     static_inputs: Float[Array, " 2"] | None = None
+    layout: NamedSharding | None = field(default=None, metadata={"static": True})
 
     @property
     def nbytes(self) -> int:
@@ -109,7 +113,7 @@ class QuantWeight:
         return _values(self, self.codes, self.scales)
 
     def rows(self, ids: Int[Array, " R"]) -> Float[Array, "R K"]:
-        """The float32 values of some rows."""
+        """The float32 values of some rows, of a weight on one device."""
         return _values(self, self.codes[:, ids], self.scales[:, :, ids])
 
 
