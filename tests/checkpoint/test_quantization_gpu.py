@@ -8,7 +8,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import Mesh
 from tiny_files import hf_tensors, parameters, write_folder
 
 from llmjax.checkpoint import load_model
@@ -104,11 +103,6 @@ class TestRefused:
         monkeypatch.setattr(triton_call, "installed", lambda: False)
         with pytest.raises(ConfigError, match=r"'int4': only the native CPU .* and Triton's"):
             load(folder[0], "int4")
-
-    def test_over_several_devices(self, folder):
-        mesh = Mesh(jax.devices()[:1], ("tensor",))
-        with pytest.raises(ConfigError, match="above 1: none"):
-            load(folder[0], "int8", mesh=mesh)
 
     def test_what_is_not_finite(self, folder, tmp_path):
         tensors = hf_tensors()
