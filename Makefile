@@ -87,10 +87,9 @@ $(PEERS_VLLM)/.done: docs/benchmarks/sides/install_vllm.sh docs/benchmarks/sides
 	sh $< $(PEERS_VLLM)/bin/python
 	@touch $@
 
-bench-compare: $(VENV)/.dev $(PEERS)/.done $(if $(VLLM),$(PEERS_VLLM)/.done) ## Measure beside llama.cpp (VLLM=1: and vLLM; AMX=no: without), into docs/benchmarks
+bench-compare: $(VENV)/.dev $(PEERS)/.done $(if $(VLLM),$(PEERS_VLLM)/.done) ## Measure beside llama.cpp (VLLM=1: and vLLM), into docs/benchmarks
 	$(BIN)/python docs/benchmarks/compare.py --peers-python $(PEERS)/bin/python \
-	    $(if $(VLLM),--vllm-python $(PEERS_VLLM)/bin/python) $(if $(MACHINE),--machine '$(MACHINE)') \
-	    $(if $(filter no,$(AMX)),--without-amx)
+	    $(if $(VLLM),--vllm-python $(PEERS_VLLM)/bin/python) $(if $(MACHINE),--machine '$(MACHINE)')
 
 # Without the CUDA libraries that the plugins ask for (5 GB): nothing calls them.
 $(GPU)/.done: tests/gpu/requirements.txt tests/gpu/requirements-no-deps.txt

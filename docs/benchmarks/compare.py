@@ -2,8 +2,7 @@
 
 Both sides of every comparison are measured in one run, in turn, round by round. A side is a
 process that stays loaded; while another one is measured it is stopped (SIGSTOP), so that no
-two ever run together. The results go to cpu.json, which report.py turns into cpu.md and
-a plot.
+two ever run together. The results go to cpu.json, which report.py turns into cpu.md and a plot.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from sides.worker import HEAD_START, PROMPT_LEN
 
 ROOT = Path(__file__).parents[2]
 SIDES = Path(__file__).parent / "sides"
+RESULTS = Path(__file__).parent / "cpu.json"
 OURS, LLAMACPP, VLLM, TRANSFORMERS = report.SIDES
 VLLM_ENV = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -57,9 +57,6 @@ CASES = {
 }
 FIRST = "smollm2-135m-instruct"
 """The model of the HTTP table, of vLLM and of transformers."""
-
-WITHOUT_AMX = {"LLMJAX_ISA": "avx512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
-"""By oneDNN vLLM and transformers multiply; llama.cpp is built without (see the Makefile)."""
 
 
 @dataclass
@@ -280,21 +277,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="of each measurement [5]")
     parser.add_argument("--port", type=int, default=8810, help="the first of three [8810]")
     parser.add_argument("--machine", default=platform.processor() or platform.machine())
-    parser.add_argument(
-        "--without-amx",
-        action="store_true",
-        help=f"nobody uses it, {FIRST} alone; into cpu-without-amx.md",
-    )
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse()
-    if args.without_amx:
-        os.environ |= WITHOUT_AMX
     files = model_files()
-    if args.without_amx:
-        files = {FIRST: files[FIRST]}
     results: dict[str, Any] = {"machine": args.machine, "rounds": args.rounds, "models": {}}
     results["versions"] = {"xllamacpp": version_of(args.peers_python, "xllamacpp")}
     print("limits")
@@ -305,9 +293,8 @@ def main() -> None:
         results["models"][name] = measure_in_process(sides, CASES[name], args.rounds)
     print("32 chats over HTTP")
     results["http"] = measure_servers(servers(files[FIRST], args), args.rounds)
-    name = "cpu-without-amx" if args.without_amx else "cpu"
-    Path(__file__).with_name(f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
-    report.write(name)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    report.write(results)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""cpu.md and cpu.png from cpu.json, which compare.py measured; `report.py NAME`: NAME.md."""
+"""cpu.md and cpu.png from cpu.json, which compare.py measured."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,7 +28,7 @@ GOALS = {
 }
 HTTP_GOAL = 2.5
 BY_HAND = "## What bounds it"
-"""From here on a page is written by people, and kept."""
+"""From here on cpu.md is written by people, and kept."""
 
 
 def key(case: dict[str, Any]) -> str:
@@ -104,19 +103,17 @@ def http_table(runs: dict[str, list[dict[str, Any]]]) -> str:
     return table(["", *runs], rows) + "\n\n" + said
 
 
-def text(results: dict[str, Any], name: str) -> str:
+def text(results: dict[str, Any]) -> str:
     limits, first = results["limits"], results["models"][FIRST]
     versions = ", ".join(about["version"] for about in list(first["about"].values())[1:])
-    flags = " VLLM=1" if VLLM in first["about"] else ""
-    flags += "" if name == "cpu" else " AMX=no"
     parts = [
-        "# On a CPU, beside llama.cpp and vLLM" + ("" if name == "cpu" else ", without AMX"),
-        f"""    make bench-compare{flags}
+        "# On a CPU, beside llama.cpp and vLLM",
+        f"""    make bench-compare{" VLLM=1" if VLLM in first["about"] else ""}
 
 {results["machine"]}; {versions}; llama.cpp's server from the wheel xllamacpp
 {results["versions"]["xllamacpp"]}, which is built for AVX2 where the one in process has all that
 this CPU has. Medians of {results["rounds"]} rounds; in each round every side is measured in turn,
-while the others are stopped. Written by [report.py](report.py) from [{name}.json]({name}.json).
+while the others are stopped. Written by [report.py](report.py) from [cpu.json](cpu.json).
 
 A decode step is timed among streams that begin with 16 tokens. llama.cpp in process gets whole
 batches through its own API, its default flash attention, and samples nothing. vLLM runs as it does
@@ -127,10 +124,10 @@ must be read, weights and the streams' keys and values, over the time it took, a
 matrices' operations as a share of {limits["int8"] / 1e12:.2f} Top/s ({limits["instruction_set"]}),
 measured in the same run.
 
-![Decoding SmolLM2, and the speed of llmjax over llama.cpp]({name}.png)""",
+![Decoding SmolLM2, and the speed of llmjax over llama.cpp](cpu.png)""",
     ]
-    for model, measured in results["models"].items():
-        parts.append(f"## {TITLES[model]}\n\n{model_table(model, measured, limits)}")
+    for name, measured in results["models"].items():
+        parts.append(f"## {TITLES[name]}\n\n{model_table(name, measured, limits)}")
     parts.append(
         "## 32 chats at a time over HTTP, SmolLM2\n\n64 chats a round of `llmjax bench serve`, "
         f"prompts of 128 tokens, answers of 64.\n\n{http_table(results['http'])}"
@@ -174,14 +171,13 @@ def plot(results: dict[str, Any], file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
-def write(name: str) -> None:
-    results = json.loads((HERE / f"{name}.json").read_text())
-    page = HERE / f"{name}.md"
+def write(results: dict[str, Any]) -> None:
+    page = HERE / "cpu.md"
     _, mark, by_hand = page.read_text().partition(BY_HAND) if page.exists() else ("", "", "")
-    page.write_text(text(results, name) + ("\n" + mark + by_hand if mark else ""))
-    plot(results, HERE / f"{name}.png")
+    page.write_text(text(results) + ("\n" + mark + by_hand if mark else ""))
+    plot(results, HERE / "cpu.png")
     print(page.read_text())
 
 
 if __name__ == "__main__":
-    write(sys.argv[1] if len(sys.argv) > 1 else "cpu")
+    write(json.loads((HERE / "cpu.json").read_text()))
