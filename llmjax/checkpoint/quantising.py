@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
 
 from llmjax_kernels.native import library
 from llmjax_kernels.packed import Arena, Rows
@@ -15,7 +17,9 @@ from llmjax_kernels.quant_matmul import (
     QuantWeight,
     format_here,
     from_coded,
+    from_gguf,
     from_packed,
+    gguf_quant_format,
     quant_format,
     quantise_weight,
 )
@@ -24,16 +28,19 @@ from llmjax_kernels.weight_format import QUANTISATIONS
 from ..errors import CheckpointFormatError, ConfigError, UnsupportedModelError
 from ..models.config import DecoderConfig
 from ..quant import Inputs
-from .base import Checkpoint
+from .base import FLOAT_TYPES, Checkpoint
 from .packing import head_path, matrices_of, require_floats, rows_of
 from .plan import Plan, Use
+
+log = logging.getLogger(__name__)
 
 
 class Quantiser:
     """Quantises the matrices of a plan, each in arrays of its own on the device.
 
     int8 and int4 get the codes and scales that they get for CPUs. FP8 leaves the embedding and
-    the matrix that gives the logits as they are. What is quantised already keeps its codes.
+    the matrix that gives the logits as they are. What is quantised already keeps its codes; GGUF's
+    on one device, and the log says of which types no kernel reads them.
 
     Args:
         plan: the tensors to read.
@@ -63,6 +70,9 @@ class Quantiser:
         self._head = head_path(config)
         matrices = matrices_of(plan, wanted)
         self.tensors = {name for name in matrices if self._keeps(name, only_rounded)}
+        is_one = all(isinstance(w.sharding, SingleDeviceSharding) for w in wanted.values())
+        self._gguf = self._gguf_tensors(matrices) if is_one and not only_rounded else set()
+        self.tensors |= self._gguf
         if quantization is None:
             return
         if quantization in QUANTISATIONS:
@@ -76,6 +86,9 @@ class Quantiser:
         """Quantises what one tensor fills, or keeps its codes."""
         if name in self._checkpoint.matrices:
             self._keep(name, uses)
+            return
+        if name in self._gguf:
+            self._keep_gguf(name, uses)
             return
         for path, rows in rows_of(self._checkpoint, self._config, name, uses):
             K = self._checkpoint.tensors[name].shape[1]
@@ -124,6 +137,31 @@ class Quantiser:
                 raise CheckpointFormatError(f"{name} is damaged: {error}") from error
             self._weights[path] = jax.block_until_ready(weight)
 
+    def _gguf_tensors(self, matrices: set[str]) -> set[str]:
+        """Those of GGUF's that keep their codes. The log says which types do not, and why."""
+        tensors, others = self._checkpoint.tensors, matrices - self._checkpoint.matrices.keys()
+        infos = {n: tensors[n] for n in others if tensors[n].type_name not in FLOAT_TYPES}
+        problem = library_problem() if infos else None
+        known = {n for n, i in infos.items() if gguf_quant_format(i.type_name, i.shape[1])}
+        kept = set() if problem else known
+        if left := {infos[name].type_name for name in infos.keys() - kept}:
+            log.warning(
+                "%s: matrices in %s become floats: %s",
+                self._checkpoint.path,
+                ", ".join(sorted(left)),
+                problem or "no kernel for GPUs reads them",
+            )
+        return kept
+
+    def _keep_gguf(self, name: str, uses: list[Use]) -> None:
+        (_, K), type_name = self._checkpoint.tensors[name]
+        for path, rows in rows_of(self._checkpoint, self._config, name, uses, as_stored=True):
+            try:
+                weight = from_gguf(type_name, rows, K)
+            except ValueError as error:
+                raise CheckpointFormatError(f"{name} is damaged: {error}") from error
+            self._weights[path] = jax.block_until_ready(weight)
+
     def _quantise(self, path: str, rows: Rows, K: int) -> QuantWeight:
         name = "int8" if path == self._head else self._quantization
         assert name is not None
@@ -161,12 +199,17 @@ def _rounded(values: jax.Array, format: QuantFormat) -> QuantWeight:
     return jax.block_until_ready(jax.jit(quantise_weight, static_argnums=1)(values, format))
 
 
-def require_library(said: str) -> None:
-    """Raises ConfigError where what was said ("quantization is 'int8'") takes the native library,
-    and that is not there."""
+def library_problem() -> str | None:
+    """Why the native library, which makes weights for GPUs too, cannot be used."""
     try:
         library()
     except OSError as error:
-        raise ConfigError(
-            f"{said}, which the native library makes, and that cannot be loaded: {error}"
-        ) from error
+        return f"the native library cannot be loaded: {error}"
+    return None
+
+
+def require_library(said: str) -> None:
+    """Raises ConfigError where what was said ("quantization is 'int8'") takes the native library,
+    and that is not there."""
+    if problem := library_problem():
+        raise ConfigError(f"{said}, but {problem}")

@@ -2,6 +2,7 @@
 
 from .coded import from_coded, quant_format
 from .dispatch import format_here, quant_matmul, with_quantised_inputs
+from .gguf import from_gguf, gguf_quant_format
 from .inputs import InputFormat, round_rows
 from .weight import (
     FORMATS,
@@ -20,7 +21,9 @@ __all__ = [
     "QuantWeight",
     "format_here",
     "from_coded",
+    "from_gguf",
     "from_packed",
+    "gguf_quant_format",
     "make_weight",
     "quant_format",
     "quant_matmul",
