@@ -28,6 +28,7 @@ from llmjax_kernels.quant_matmul import (
     QuantWeight,
     coded_exponent,
     from_coded,
+    gguf_quant_format,
     join,
     quant_format,
 )
@@ -115,7 +116,7 @@ def unit_of(format: QuantFormat) -> int:
     """Inputs that must stay together."""
     byte = 2 if format.code == "int4" else 1
     rounded = format.inputs.group if format.inputs is not None else 0
-    return lcm(format.group or byte, rounded or 1)
+    return lcm(format.span or format.group or byte, rounded or 1)
 
 
 def mlp_unit(
@@ -130,14 +131,22 @@ def mlp_unit(
         quantization: of `FORMATS`, which floats get.
     """
     unit = unit_of(FORMATS[quantization]) if quantization else 1
-    if table is None or not checkpoint.matrices:
+    if table is None:
         return unit
     name = table["layers.{i}.mlp.down.weight"].name
     names = [name.replace("{i}", str(layer)) for layer in range(config.num_layers)]
-    matrices = [checkpoint.matrices[name] for name in names if name in checkpoint.matrices]
-    formats = [quant_format(matrix.coding, matrix.shape[1]) for matrix in matrices]
-    groups = [matrix.inputs.group for matrix in matrices if matrix.inputs is not None]
-    return lcm(unit, *(unit_of(format) for format in formats if format), *(g for g in groups if g))
+    return lcm(unit, *(_unit_of_stored(checkpoint, name) for name in names))
+
+
+def _unit_of_stored(checkpoint: Checkpoint, name: str) -> int:
+    matrix = checkpoint.matrices.get(name)
+    if matrix is None:
+        info = checkpoint.tensors.get(name)
+        format = None if info is None else gguf_quant_format(info.type_name, info.shape[1])
+        return unit_of(format) if format else 1
+    format, inputs = quant_format(matrix.coding, matrix.shape[1]), matrix.inputs
+    rounded = inputs.group if inputs is not None else 0
+    return lcm(unit_of(format) if format else 1, rounded or 1)
 
 
 def dealt_out(
@@ -196,13 +205,17 @@ def _some(paths: list[str]) -> str:
 
 
 def _of_smaller_groups(format: QuantFormat) -> Iterator[QuantFormat]:
-    """A format, and those of smaller groups in which its scales can be repeated."""
+    """A format, and those of smaller groups in which its scales can be repeated, and of smaller
+    spans."""
     yield format
+    for span in range(format.span - format.group, 0, -(format.group or 1)):
+        if format.span % span == 0:
+            yield format._replace(span=span)
     rounded = format.inputs.group if format.inputs is not None else 0
     least = lcm(SMALLEST_GROUP, rounded or 1)
     for group in range(format.group - least, 0, -least):
         if format.group % group == 0:
-            yield format._replace(group=group)
+            yield format._replace(group=group, span=group if format.span else 0)
 
 
 def _by_units(path: str, shape: tuple[int, int], unit: int, mesh: Mesh) -> NamedSharding:
@@ -255,7 +268,7 @@ def _of_parts(make: Callable[[slice, slice], QuantWeight], dealing: Deal) -> Qua
 def _part(weight: QuantWeight, dealing: Deal, rows: slice, places: slice) -> QuantWeight:
     """A device's own of a weight."""
     outputs, inputs = dealing.rows[rows], dealing.places[places]
-    codes, scales, format = weight.codes, weight.scales, dealing.format
+    codes, scales, units, format = weight.codes, weight.scales, weight.units, dealing.format
     if format.group:
         times = weight.format.group // format.group
         codes = codes.reshape(*codes.shape[:2], times, -1).swapaxes(1, 2)
@@ -263,6 +276,8 @@ def _part(weight: QuantWeight, dealing: Deal, rows: slice, places: slice) -> Qua
         first = inputs[:: format.group]  # of each group; -1 stays -1 below
         codes = _taken(codes, first // format.group, 0)
         scales = _taken(scales, first // weight.format.group, 1)
+        if units is not None:
+            units = _taken(units, inputs[:: format.span] // weight.format.span, 1)
     else:
         size = 2 if format.code == "int4" else 1
         codes = _taken(codes, inputs[::size] // size, 2)
@@ -270,6 +285,7 @@ def _part(weight: QuantWeight, dealing: Deal, rows: slice, places: slice) -> Qua
         weight,
         codes=_taken(codes, outputs, 1),
         scales=_taken(scales, outputs, 2),
+        units=None if units is None else _taken(units, outputs, 2),
         shape=(len(outputs), len(inputs)),
         format=format,
         order=None if dealing.order is None else jnp.asarray(dealing.order_of(places), jnp.int32),

@@ -37,7 +37,7 @@ from .arrays import array_from_tensor, array_from_values
 from .base import FLOAT_TYPES, Checkpoint
 from .detect import open_checkpoint
 from .dividing import mlp_unit
-from .loaded import LoadedModel, moved
+from .loaded import LoadedModel, has_packed, moved
 from .packing import Packer, Packing
 from .plan import Use, plan_weights
 from .quantising import Quantiser
@@ -70,8 +70,9 @@ def load_model(
 
     Args:
         dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's own type. What is
-            quantised stays so where native kernels run it, else "auto" means bfloat16 for it
-            on an accelerator. XLA on a CPU takes float32, as its bfloat16 dot is slow.
+            quantised stays so where native kernels run it, or Triton's on one NVIDIA GPU; else
+            "auto" means bfloat16 for it on an accelerator. XLA on a CPU takes float32, as its
+            bfloat16 dot is slow.
         quantization: "int8", "int4" or "fp8": float matrices are quantised; the first two for
             the native kernels and for Triton's on an NVIDIA GPU, "fp8" for the latter.
         mesh: lays parameters out by `llmjax.parallel.rules`; None takes the first device.
@@ -149,7 +150,7 @@ def load_model(
             checkpoint.kv_code or ("bfloat16" if native and dtype != "float32" else chosen.name)
         ],
         weight_type=_weight_type(
-            checkpoint, chosen, quantization, native, keep_codes or (round_inputs and rounded)
+            checkpoint, weights, chosen, quantization, keep_codes or (round_inputs and rounded)
         ),
         native=native,
         tokenizer=text.tokenizer,
@@ -159,7 +160,11 @@ def load_model(
 
 
 def _weight_type(
-    checkpoint: Checkpoint, dtype: jnp.dtype, quantization: str | None, native: bool, kept: bool
+    checkpoint: Checkpoint,
+    weights: Weights,
+    dtype: jnp.dtype,
+    quantization: str | None,
+    kept: bool,
 ) -> str:
     """See `LoadedModel`; `kept` are codes, where there are some."""
     codings = ", ".join(sorted({m.coding.name for m in checkpoint.matrices.values()}))
@@ -167,7 +172,7 @@ def _weight_type(
         return f"{codings and f'{codings}, others '}quantised to {quantization}"
     if codings:
         return codings if kept else f"{dtype.name} from {codings}"
-    return "as stored" if native and kept else dtype.name
+    return "as stored" if kept and has_packed(weights.state) else dtype.name
 
 
 def cut(
@@ -276,7 +281,7 @@ def load_weights(
 
     Args:
         config: what the checkpoint has.
-        keep_codes: what is quantised already stays so, for GPUs.
+        keep_codes: what is quantised already stays so for GPUs, where a kernel reads it.
         round_inputs: so do matrices whose scheme has the other factor of products rounded too,
             for any device.
         parts: how it is dealt out to devices; None takes it as it is.

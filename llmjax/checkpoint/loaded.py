@@ -93,7 +93,7 @@ class LoadedModel:
     def differentiable_state(self) -> nnx.State:
         """`state` with copies of packed weights (float32) and of quantised ones (`dtype`), as
         gradients are of plain arrays."""
-        if not any(map(_is_packed, jax.tree.leaves(self.state, is_leaf=_is_packed))):
+        if not has_packed(self.state):
             return self.state
         # In one program: by itself each weight would be compiled for.
         unpacked = partial(_unpacked, dtype=self.dtype)
@@ -118,6 +118,11 @@ def _spec_of(array: jax.Array) -> PartitionSpec:
     """How an array is spread over its mesh."""
     sharding = array.sharding
     return sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
+
+
+def has_packed(state: nnx.State) -> bool:
+    """Whether some weights are kept as kernels of their own read them."""
+    return any(map(_is_packed, jax.tree.leaves(state, is_leaf=_is_packed)))
 
 
 def _is_packed(leaf: object) -> bool:

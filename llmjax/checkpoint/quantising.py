@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -20,7 +21,9 @@ from llmjax_kernels.quant_matmul import (
     QuantWeight,
     format_here,
     from_coded,
+    from_gguf,
     from_packed,
+    gguf_quant_format,
     quant_format,
     quantise_weight,
 )
@@ -30,17 +33,20 @@ from ..errors import CheckpointFormatError, ConfigError, UnsupportedModelError
 from ..models.config import DecoderConfig
 from ..models.weights import Transform
 from ..quant import CodedRows, Inputs
-from .base import Checkpoint
+from .base import FLOAT_TYPES, Checkpoint
 from .dividing import Deal, ReadRows, deal, dealt_out, say, shared_out
 from .packing import head_path, matrices_of, require_floats, rows_of
 from .plan import Plan, Use
+
+log = logging.getLogger(__name__)
 
 
 class Quantiser:
     """Quantises the matrices of a plan, each in arrays of its own on its device, or devices.
 
     int8 and int4 get the codes and scales that they get for CPUs. FP8 leaves the embedding and
-    the matrix that gives the logits as they are. What is quantised already keeps its codes.
+    the matrix that gives the logits as they are. What is quantised already keeps its codes;
+    of GGUF's types that no kernel reads the log says so.
 
     Args:
         plan: the tensors to read.
@@ -74,6 +80,8 @@ class Quantiser:
         self._head = head_path(config)
         matrices = matrices_of(plan, wanted)
         self.tensors = {name for name in matrices if self._keeps(name, only_rounded)}
+        self._gguf = set() if only_rounded else self._gguf_tensors(matrices)
+        self.tensors |= self._gguf
         if quantization is None:
             return
         if quantization in QUANTISATIONS:
@@ -87,6 +95,9 @@ class Quantiser:
         """Quantises what one tensor fills, or keeps its codes."""
         if name in self._checkpoint.matrices:
             self._keep(name, uses)
+            return
+        if name in self._gguf:
+            self._keep_gguf(name, uses)
             return
         for path, rows in rows_of(self._checkpoint, self._config, name, uses):
             K = self._checkpoint.tensors[name].shape[1]
@@ -168,6 +179,31 @@ class Quantiser:
         self._dealt[path] = dealing
         return dealing
 
+    def _gguf_tensors(self, matrices: set[str]) -> set[str]:
+        """Those of GGUF's that keep their codes. The log says which types do not, and why."""
+        tensors, others = self._checkpoint.tensors, matrices - self._checkpoint.matrices.keys()
+        infos = {n: tensors[n] for n in others if tensors[n].type_name not in FLOAT_TYPES}
+        problem = library_problem() if infos else None
+        known = {n for n, i in infos.items() if gguf_quant_format(i.type_name, i.shape[1])}
+        kept = set() if problem else known
+        if left := {infos[name].type_name for name in infos.keys() - kept}:
+            log.warning(
+                "%s: matrices in %s become floats: %s",
+                self._checkpoint.path,
+                ", ".join(sorted(left)),
+                problem or "no kernel for GPUs reads them",
+            )
+        return kept
+
+    def _keep_gguf(self, name: str, uses: list[Use]) -> None:
+        (_, K), type_name = self._checkpoint.tensors[name]
+        for path, rows in rows_of(self._checkpoint, self._config, name, uses, as_stored=True):
+            try:
+                weight = from_gguf(type_name, rows, K)
+            except ValueError as error:
+                raise CheckpointFormatError(f"{name} is damaged: {error}") from error
+            self._put(path, weight)
+
     def _quantise(self, path: str, rows: Rows, K: int) -> QuantWeight:
         name = "int8" if path == self._head else self._quantization
         assert name is not None
@@ -221,12 +257,17 @@ def _rounded(values: jax.Array, format: QuantFormat) -> QuantWeight:
     return jax.block_until_ready(jax.jit(quantise_weight, static_argnums=1)(values, format))
 
 
-def require_library(said: str) -> None:
-    """Raises ConfigError where what was said ("quantization is 'int8'") takes the native library,
-    and that is not there."""
+def library_problem() -> str | None:
+    """Why the native library, which makes weights for GPUs too, cannot be used."""
     try:
         library()
     except OSError as error:
-        raise ConfigError(
-            f"{said}, which the native library makes, and that cannot be loaded: {error}"
-        ) from error
+        return f"the native library cannot be loaded: {error}"
+    return None
+
+
+def require_library(said: str) -> None:
+    """Raises ConfigError where what was said ("quantization is 'int8'") takes the native library,
+    and that is not there."""
+    if problem := library_problem():
+        raise ConfigError(f"{said}, but {problem}")

@@ -121,7 +121,7 @@ class TestRefused:
         monkeypatch.setattr(native, "_LIBRARY", native._LIBRARY.with_name("missing.so"))
         native.library.cache_clear()
         try:
-            with pytest.raises(ConfigError, match="'int8', which the native library makes"):
+            with pytest.raises(ConfigError, match="'int8', but the native library cannot"):
                 load(folder[0], "int8")
         finally:
             monkeypatch.undo()

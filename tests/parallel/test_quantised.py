@@ -21,6 +21,7 @@ from quant_files import awq_gemm_tensors, gptq_tensors, make_folder
 from quant_oracles import our_oracle
 from tiny_files import TINY_TOKENIZER, hf_tensors, write_folder
 
+K_QUANTS = Path(__file__).parents[1] / "models" / "fixtures" / "gguf" / "llama-q4_k_m.gguf"
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MLP = 96, 9, 3, 32, 192
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32}
@@ -119,6 +120,16 @@ def test_every_device_has_its_part_of_the_codes(tmp_path, tiny_model):
     groups = [found["groups"] for found in answers[list(CASES).index("groups of heads")]]
     assert [of["layers.0.attn.o.weight"] for of in groups] == [96, 96, 32]
     assert {of["layers.0.mlp.down.weight"] for of in groups} == {96}
+
+
+@pytest.mark.skipif(not native.available(), reason="the native library takes blocks apart")
+def test_gguf_stays_quantised():
+    """Spans of 256 inputs are cut where heads, or devices, do not have whole ones."""
+    [(one, found)] = on_virtual_devices("run_quantised.py", [(str(K_QUANTS), None)], [1, 3])
+    np.testing.assert_allclose(found["logits"], one["logits"], atol=1e-4)
+    assert found["codes"].keys() == one["codes"].keys() and not found["said"]
+    divided = [p for p, n in found["codes_of_one"].items() if n * 3 == found["codes"][p]]
+    assert len(divided) >= 7 * 2, divided
 
 
 @pytest.mark.parametrize("names", [["ct-mixed", "ct-int8-token-asym", "ct-w4a8"]])

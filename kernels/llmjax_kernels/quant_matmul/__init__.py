@@ -3,6 +3,7 @@
 from .coded import coded_exponent, from_coded, quant_format
 from .dispatch import format_here, quant_matmul, quant_rows, with_quantised_inputs
 from .divided import divided_shapes, join
+from .gguf import from_gguf, gguf_quant_format
 from .inputs import InputFormat, round_rows
 from .weight import (
     FORMATS,
@@ -23,7 +24,9 @@ __all__ = [
     "divided_shapes",
     "format_here",
     "from_coded",
+    "from_gguf",
     "from_packed",
+    "gguf_quant_format",
     "join",
     "make_weight",
     "quant_format",

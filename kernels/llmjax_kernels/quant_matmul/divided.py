@@ -111,6 +111,7 @@ def _specs(format: QuantFormat, layout: NamedSharding) -> dict[str, PartitionSpe
     return {
         "codes": PartitionSpec(groups, outputs, within),
         "scales": PartitionSpec(None, groups, outputs),
+        "units": PartitionSpec(None, groups, outputs),
         "order": PartitionSpec(inputs),
         "static_inputs": PartitionSpec(),
     }
