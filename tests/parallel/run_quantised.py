@@ -18,11 +18,15 @@ import numpy as np
 from flax import nnx
 
 from llmjax.checkpoint import load, load_model
+from llmjax.checkpoint.gguf_file import GGUFCheckpoint
+from llmjax.checkpoint.text import TextSide
 from llmjax.config import ParallelConfig
 from llmjax.parallel.mesh import make_places
 from llmjax_kernels.quant_matmul import QuantWeight
 
 load.triton_available = lambda: True  # type: ignore[attr-defined]
+# Nothing here is text, and a fixture's vocabulary is that of no tokenizer.
+GGUFCheckpoint.read_text_side = lambda self: TextSide(None, {})  # type: ignore
 models, sizes = map(json.loads, sys.argv[1:])
 IDS = jnp.asarray(np.random.default_rng(0).integers(3, 250, 24), jnp.int32)
 
