@@ -18,7 +18,7 @@ SPECULATION = False
 """Whether the engine drafts and verifies."""
 GGUF = ("q8_0", "q4_k_m")
 CHECKPOINTS = ("awq", "gptq", "smoothquant")
-"""Schemes of folders whose codes stay as they are in Triton's kernels."""
+"""Schemes of folders whose codes stay as they are in Triton's kernels, on any number of GPUs."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def served(
     """How llmjax serves a scheme with pages of a format on the devices of an estimate."""
     if estimate is None:
         return Served(False, "it does not fit")
-    why = _missing(scheme, figures, estimate.gpus)
+    why = _missing(scheme, figures)
     if why is not None:
         return Served(False, why)
     chunk = scheduler_for(question, estimate.batch).prefill_chunk_size
@@ -77,16 +77,13 @@ def _dtype(scheme: str, figures: Figures) -> str | None:
     return "float16" if _is_old(figures) else "bfloat16"
 
 
-def _missing(scheme: str, figures: Figures, gpus: int) -> str | None:
+def _missing(scheme: str, figures: Figures) -> str | None:
     if scheme == "bf16" or scheme in GGUF:
         return None
     if scheme not in (*QUANTIZATIONS, *CHECKPOINTS):
         return f"llmjax keeps {scheme} in a byte a weight, and has no products of FP4"
     if scheme in CHECKPOINTS and _is_old(figures):
         return f"llmjax has kernels for {scheme} from A100 on"
-    if gpus > 1:
-        said = f"--quantization {scheme}" if scheme in QUANTIZATIONS else scheme
-        return f"{said} is for one device so far"
     return None
 
 

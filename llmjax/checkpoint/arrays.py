@@ -46,12 +46,23 @@ def array_from_values(
             for axis, (places, source) in enumerate(zip(where, sources, strict=True)):
                 if source is None:
                     piece = piece[(slice(None),) * axis + (places,)]
-                    continue
-                piece = np.take(piece, np.maximum(source[places], 0), axis)
-                piece[(slice(None),) * axis + (source[places] < 0,)] = 0
+                else:
+                    piece = picked(piece, source[places], axis)
             out[...] = piece
 
     return _build(tuple(sizes), dtype, sharding, fill)
+
+
+def picked(values: np.ndarray, index: np.ndarray, axis: int) -> np.ndarray:
+    """Entries of an axis by their index, zeros where that is -1."""
+    before = (slice(None),) * axis
+    if len(index) and index[0] >= 0 and (np.diff(index) == 1).all():
+        return values[(*before, slice(index[0], index[-1] + 1))]
+    if (index < 0).all():
+        return np.zeros((*values.shape[:axis], len(index), *values.shape[axis + 1 :]), values.dtype)
+    piece = np.take(values, np.maximum(index, 0), axis)
+    piece[(*before, index < 0)] = 0
+    return piece
 
 
 def _build(

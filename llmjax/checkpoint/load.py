@@ -36,7 +36,8 @@ from .architecture import require_decoder
 from .arrays import array_from_tensor, array_from_values
 from .base import FLOAT_TYPES, Checkpoint
 from .detect import open_checkpoint
-from .loaded import LoadedModel, spec_of
+from .dividing import mlp_unit
+from .loaded import LoadedModel, has_packed, moved
 from .packing import Packer, Packing
 from .plan import Use, plan_weights
 from .quantising import Quantiser
@@ -69,8 +70,9 @@ def load_model(
 
     Args:
         dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's own type. What is
-            quantised stays so where native kernels run it, else "auto" means bfloat16 for it
-            on an accelerator. XLA on a CPU takes float32, as its bfloat16 dot is slow.
+            quantised stays so where native kernels run it, or Triton's on one NVIDIA GPU; else
+            "auto" means bfloat16 for it on an accelerator. XLA on a CPU takes float32, as its
+            bfloat16 dot is slow.
         quantization: "int8", "int4" or "fp8": float matrices are quantised; the first two for
             the native kernels and for Triton's on an NVIDIA GPU, "fp8" for the latter.
         mesh: lays parameters out by `llmjax.parallel.rules`; None takes the first device.
@@ -95,7 +97,7 @@ def load_model(
     is_one = mesh is None and len(stages) < 2
     native = page_size is not None and is_one and _runs_native(config, dtype, page_size)
     if quantization:
-        _check_served(quantization, native, is_one)
+        _check_served(quantization, native)
     if check is not None:
         check(config, native)
     text = checkpoint.read_text_side()
@@ -107,11 +109,9 @@ def load_model(
         chosen, packing = plain_dtype(dtype, checkpoint, table), None
         if quantization and chosen.itemsize > 2:
             chosen = jnp.dtype(jnp.bfloat16)  # of activations
-    keep_codes = dtype == "auto" and (native or (is_one and triton_available()))
-    round_inputs = not native and is_one and not quantization
+    keep_codes = dtype == "auto" and (native or triton_available())
+    round_inputs = not native and not quantization
     rounded = any(m.inputs is not None for m in checkpoint.matrices.values())
-    if rounded and not is_one:
-        log.warning("%s rounds activations; on several devices they stay as they are", path)
 
     places = stages or (Place(jax.local_devices()[0], mesh),)
     layers = stage_layers(config.num_layers, len(places), config.head_in_layers)
@@ -122,7 +122,10 @@ def load_model(
             return SingleDeviceSharding(place.device)
         return parameter_sharding(path, shape, place.mesh)
 
-    divided, parts = _divide(config, mesh)
+    unit = 1
+    if mesh is not None and (quantization or keep_codes or rounded):
+        unit = mlp_unit(checkpoint, config, table, quantization)
+    divided, parts = _divide(config, mesh, unit)
     weights = load_weights(
         checkpoint,
         config,
@@ -148,7 +151,7 @@ def load_model(
             checkpoint.kv_code or ("bfloat16" if native and dtype != "float32" else chosen.name)
         ],
         weight_type=_weight_type(
-            checkpoint, chosen, quantization, native, keep_codes or (round_inputs and rounded)
+            checkpoint, weights, chosen, quantization, keep_codes or (round_inputs and rounded)
         ),
         native=native,
         tokenizer=text.tokenizer,
@@ -158,7 +161,11 @@ def load_model(
 
 
 def _weight_type(
-    checkpoint: Checkpoint, dtype: jnp.dtype, quantization: str | None, native: bool, kept: bool
+    checkpoint: Checkpoint,
+    weights: Weights,
+    dtype: jnp.dtype,
+    quantization: str | None,
+    kept: bool,
 ) -> str:
     """See `LoadedModel`; `kept` are codes, where there are some."""
     codings = ", ".join(sorted({m.coding.name for m in checkpoint.matrices.values()}))
@@ -166,23 +173,22 @@ def _weight_type(
         return f"{codings and f'{codings}, others '}quantised to {quantization}"
     if codings:
         return codings if kept else f"{dtype.name} from {codings}"
-    return "as stored" if native and kept else dtype.name
+    return "as stored" if kept and has_packed(weights.state) else dtype.name
 
 
 def cut(
     model: LoadedModel, places: Sequence[Place], layers: Sequence[range]
 ) -> tuple[LoadedModel, ...]:
     """The stages of a model whose parameters are in their places."""
-    arrays = {".".join(map(str, k)): v[...] for k, v in nnx.to_flat_state(model.state)}
+    arrays = {".".join(map(str, k)): v.get_value() for k, v in nnx.to_flat_state(model.state)}
     stages = []
     for place, some in zip(places, layers, strict=True):
         graphdef, leaves = _parameters(partial(Stage, model.config, model.dtype, some))
         state = []
         for path, (keys, leaf) in leaves.items():
-            array = arrays[_in_decoder(path, some.start)]
             # What is of two stages, the embedding that is the head too, is copied to the second.
-            array = jax.device_put(array, place.sharding(spec_of(array)))
-            state.append((keys, leaf.replace(array)))
+            value = moved(arrays[_in_decoder(path, some.start)], place, jax.device_put)
+            state.append((keys, leaf.replace(value)))
         made = nnx.from_flat_state(state)
         stages.append(replace(model, mesh=place.mesh, graphdef=graphdef, state=made, layers=some))
     return tuple(stages)
@@ -197,7 +203,7 @@ def _in_decoder(path: str, first_layer: int) -> str:
     return f"layers.{int(layer) + first_layer}.{rest}"
 
 
-def _check_served(quantization: str, native: bool, is_one: bool) -> None:
+def _check_served(quantization: str, native: bool) -> None:
     """Raises ConfigError where nothing here computes with weights that are so quantised."""
     said = f"quantization is {quantization!r}"
     if native and quantization not in QUANTISATIONS:
@@ -209,19 +215,16 @@ def _check_served(quantization: str, native: bool, is_one: bool) -> None:
             f"{said}: only the native CPU kernels take it, and Triton's on NVIDIA GPUs, and XLA "
             "serves here"
         )
-    if not is_one:
-        raise ConfigError(
-            f"{said}, allowed on GPUs with a tensor_parallel_size or pipeline_parallel_size above "
-            "1: none"
-        )
 
 
-def _divide(config: DecoderConfig, mesh: Mesh | None) -> tuple[DecoderConfig, Partition | None]:
+def _divide(
+    config: DecoderConfig, mesh: Mesh | None, mlp_unit: int
+) -> tuple[DecoderConfig, Partition | None]:
     """The model as tensor parallelism divides it."""
     if mesh is None:
         return config, None
     sizes = Sizes(config.num_heads, config.num_kv_heads, config.head_dim, config.mlp_size)
-    parts = partition(sizes, mesh.shape["tensor"])
+    parts = partition(sizes, mesh.shape["tensor"], mlp_unit)
     if config.qk_norm == "full" and parts.sources.keys() & {"heads", "kv_heads"}:
         raise ConfigError(
             f"tensor_parallel_size is {mesh.shape['tensor']}, allowed for {config.architecture}: "
@@ -279,7 +282,7 @@ def load_weights(
 
     Args:
         config: what the checkpoint has.
-        keep_codes: what is quantised already stays so for GPUs.
+        keep_codes: what is quantised already stays so for GPUs, where a kernel reads it.
         round_inputs: so do matrices whose scheme has the other factor of products rounded too,
             for any device.
         parts: how it is dealt out to devices; None takes it as it is.
@@ -305,7 +308,13 @@ def load_weights(
     elif quantization or keep_codes or round_inputs:
         assert isinstance(config, DecoderConfig)
         packer = Quantiser(
-            checkpoint, config, plan, wanted, quantization, only_rounded=not keep_codes
+            checkpoint,
+            config,
+            plan,
+            wanted,
+            quantization,
+            only_rounded=not keep_codes,
+            sources={} if parts is None else parts.sources,
         )
     arrays: dict[str, jax.Array | PackedWeight | QuantWeight] = {}
     total = sum(w.size * w.dtype.itemsize for w in wanted.values())

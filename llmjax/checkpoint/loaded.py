@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from llmjax_kernels.kv_format import KVFormat
 from llmjax_kernels.native.blocks import unpack
@@ -79,28 +81,50 @@ class LoadedModel:
         """The same on other devices, copied from these and not read again."""
         copies: dict[int, jax.Array] = {}
 
-        def copy(array: jax.Array) -> jax.Array:
+        def copy(array: jax.Array, sharding: Sharding) -> jax.Array:
             """Arrays that several leaves share stay one."""
             if id(array) not in copies:
-                copies[id(array)] = jax.device_put(array, place.sharding(spec_of(array)))
+                copies[id(array)] = jax.device_put(array, sharding)
             return copies[id(array)]
 
-        return replace(self, mesh=place.mesh, state=jax.tree.map(copy, self.state))
+        move = partial(moved, place=place, copy=copy)
+        return replace(
+            self, mesh=place.mesh, state=jax.tree.map(move, self.state, is_leaf=_is_packed)
+        )
 
     def differentiable_state(self) -> nnx.State:
         """`state` with copies of packed weights (float32) and of quantised ones (`dtype`), as
         gradients are of plain arrays."""
-        if not any(map(_is_packed, jax.tree.leaves(self.state, is_leaf=_is_packed))):
+        if not has_packed(self.state):
             return self.state
         # In one program: by itself each weight would be compiled for.
         unpacked = partial(_unpacked, dtype=self.dtype)
         return jax.jit(partial(jax.tree.map, unpacked, is_leaf=_is_packed))(self.state)
 
 
-def spec_of(array: jax.Array) -> PartitionSpec:
+def moved(value: Any, place: Place, copy: Callable[[jax.Array, Sharding], jax.Array]) -> Any:
+    """A parameter elsewhere, laid out alike.
+
+    Args:
+        value: an array, or a packed or quantised weight.
+        copy: of an array, to a layout.
+    """
+    value = jax.tree.map(lambda array: copy(array, place.sharding(_spec_of(array))), value)
+    if isinstance(value, QuantWeight) and value.layout is not None:
+        assert place.mesh is not None
+        return replace(value, layout=NamedSharding(place.mesh, value.layout.spec))
+    return value
+
+
+def _spec_of(array: jax.Array) -> PartitionSpec:
     """How an array is spread over its mesh."""
     sharding = array.sharding
     return sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
+
+
+def has_packed(state: nnx.State) -> bool:
+    """Whether some weights are kept as kernels of their own read them."""
+    return any(map(_is_packed, jax.tree.leaves(state, is_leaf=_is_packed)))
 
 
 def _is_packed(leaf: object) -> bool:

@@ -181,17 +181,16 @@ class SafetensorsCheckpoint(FileCheckpoint):
 
     def _tensor(self, name: str) -> Tensor:
         info = self._stored[name].info
-        return Tensor(*info, partial(self._raw_rows, name), partial(self._raw_columns, name))
+        return Tensor(*info, partial(self._raw_rows, name), partial(self._raw_block, name))
 
     def _raw_rows(self, name: str, start: int, stop: int) -> np.ndarray:
         shape, kind = self._stored[name].info
         return self._bytes(name, start, stop).view(_TYPES[kind]).reshape(stop - start, *shape[1:])
 
-    def _raw_columns(self, name: str, start: int, stop: int) -> np.ndarray:
+    def _raw_block(self, name: str, start: int, stop: int, first: int, last: int) -> np.ndarray:
         tensor = self._stored[name]
-        (rows, columns), kind = tensor.info
+        (_, columns), kind = tensor.info
         size = _TYPES[kind].itemsize
-        flat = tensor.file.read_every(
-            tensor.offset + start * size, (stop - start) * size, columns * size, rows
-        )
+        offset, stride = tensor.offset + (start * columns + first) * size, columns * size
+        flat = tensor.file.read_every(offset, (last - first) * size, stride, stop - start)
         return flat.view(_TYPES[kind])

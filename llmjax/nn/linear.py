@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from llmjax_kernels.native import blocks
 from llmjax_kernels.packed import PackedWeight
-from llmjax_kernels.quant_matmul import QuantWeight, quant_matmul
+from llmjax_kernels.quant_matmul import QuantWeight, quant_matmul, quant_rows
 
 
 class Linear(nnx.Module):
@@ -46,7 +46,7 @@ class Embedding(nnx.Module):
             rows = blocks.embed(tokens.reshape(-1), weight)
             return rows.reshape(*tokens.shape, -1)
         if isinstance(weight, QuantWeight):
-            return weight.rows(tokens).astype(self.dtype)
+            return quant_rows(weight, tokens).astype(self.dtype)
         return weight[tokens]
 
 

@@ -2,7 +2,9 @@
 
 Each device gets as many key-value heads, each with all of its query heads. Where there are fewer
 key-value heads than devices they are copied, and their query heads dealt out to the copies;
-what then still does not divide is filled up with zeros, which change no sum.
+what then still does not divide is filled up with zeros, which change no sum. Queries are filled up
+with those of the head before: what reads them has zeros there, and nothing is greater for them
+where all that a token has is rounded by its greatest value.
 """
 
 from __future__ import annotations
@@ -38,8 +40,12 @@ class Partition(NamedTuple):
     kv_copies: int
 
 
-def partition(sizes: Sizes, devices: int) -> Partition:
-    """Deals a model out to `devices`."""
+def partition(sizes: Sizes, devices: int, mlp_unit: int = 1) -> Partition:
+    """Deals a model out to `devices`.
+
+    Args:
+        mlp_unit: channels of the mlp that must stay together.
+    """
     heads, kv_heads, head_dim, mlp = sizes
     group = heads // kv_heads
     copies = max(1, devices // kv_heads)
@@ -52,16 +58,23 @@ def partition(sizes: Sizes, devices: int) -> Partition:
         queries = np.full(copies * group_part, -1)
         queries[:group] = head * group + np.arange(group)
         source[head * copies : (head + 1) * copies] = queries.reshape(copies, group_part)
-    mlp_places = -(-mlp // devices) * devices
+    mlp_places = -(-mlp // (devices * mlp_unit)) * devices * mlp_unit
     mlp_source = np.concatenate([np.arange(mlp), np.full(mlp_places - mlp, -1)])
+    heads_source = source.reshape(-1)
     found = {
-        "heads": _channels(source.reshape(-1), head_dim),
+        "heads": _channels(heads_source, head_dim),
+        "queries": _channels(_filled(heads_source), head_dim),
         "kv_heads": _channels(kv_source, head_dim),
         "mlp": mlp_source,
     }
     divided = Sizes(places * group_part, places, head_dim, mlp_places)
     changed = {name: s for name, s in found.items() if not np.array_equal(s, np.arange(len(s)))}
     return Partition(divided, changed, copies)
+
+
+def _filled(heads: Int[np.ndarray, " heads"]) -> Int[np.ndarray, " heads"]:
+    """Without gaps: in each the head before it."""
+    return heads[np.maximum.accumulate(np.where(heads < 0, 0, np.arange(len(heads))))]
 
 
 def _channels(heads: Int[np.ndarray, " heads"], head_dim: int) -> Int[np.ndarray, " channels"]:

@@ -12,8 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 PARAMETER_AXES: dict[str, tuple[str | None, ...]] = {
     "embed.weight": ("vocab", None),
     "head.weight": ("vocab", None),
-    "attn.q.weight": ("heads", None),
-    "attn.q.bias": ("heads",),
+    "attn.q.weight": ("queries", None),
+    "attn.q.bias": ("queries",),
     "attn.k.weight": ("kv_heads", None),
     "attn.k.bias": ("kv_heads",),
     "attn.v.weight": ("kv_heads", None),
@@ -25,11 +25,13 @@ PARAMETER_AXES: dict[str, tuple[str | None, ...]] = {
     "mlp.up.bias": ("mlp",),
     "mlp.down.weight": (None, "mlp"),
 }
-"""Logical axes by the end of a parameter's path; what is not listed is replicated."""
+"""Logical axes by the end of a parameter's path; what is not listed is replicated. Queries have the
+channels of heads, but other ones where heads are added (partition.py)."""
 
 MESH_AXES: dict[str, str] = {
     "vocab": "tensor",
     "heads": "tensor",
+    "queries": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
 }

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int, UInt8
 
 from ..errors import CheckpointFormatError
 from .base import Matrices, Tensor, Tensors
-from .integers import unpack
+from .integers import unpack, widened
 from .layers import FLOATS, group_of, layers_of, require_setting, require_tensor, settings_of
 from .zero_points import ZeroPointMatrix
 
@@ -59,14 +59,14 @@ class _GemmMatrix(_AWQMatrix):
         shape = (groups, words * _CODES)
         self._scales = require_tensor(tensors, layer, "scales", shape, FLOATS)
 
-    def codes(self, start: int, stop: int) -> UInt8[np.ndarray, "R K"]:
-        return _outputs(self._qweight, start, stop)
+    def codes(self, start: int, stop: int, places: slice) -> UInt8[np.ndarray, "R places"]:
+        return _outputs(self._qweight, start, stop, places)
 
     def scales(self, start: int, stop: int) -> Float[np.ndarray, "R groups"]:
         return self._scales.columns(start, stop).T
 
     def zeros(self, start: int, stop: int) -> UInt8[np.ndarray, "R groups"]:
-        return _outputs(self._qzeros, start, stop)
+        return _outputs(self._qzeros, start, stop, slice(0, self._qzeros.shape[0]))
 
 
 class _GemvMatrix(_AWQMatrix):
@@ -84,8 +84,10 @@ class _GemvMatrix(_AWQMatrix):
                 f"have {self._groups}"
             )
 
-    def codes(self, start: int, stop: int) -> UInt8[np.ndarray, "R K"]:
-        return unpack(self._qweight.rows(start, stop), _BITS)
+    def codes(self, start: int, stop: int, places: slice) -> UInt8[np.ndarray, "R places"]:
+        around, inner = widened(places, _CODES, self.shape[1])
+        words = slice(around.start // _CODES, around.stop // _CODES)
+        return unpack(self._qweight.part(start, stop, words), _BITS)[:, inner]
 
     def scales(self, start: int, stop: int) -> Float[np.ndarray, "R groups"]:
         return self._scales.rows(start, stop)[:, : self._groups]
@@ -97,10 +99,13 @@ class _GemvMatrix(_AWQMatrix):
 _VERSIONS = {"gemm": _GemmMatrix, "gemv": _GemvMatrix}
 
 
-def _outputs(tensor: Tensor, start: int, stop: int) -> UInt8[np.ndarray, "R entries"]:
-    """The codes of outputs [start:stop] where words have those of eight outputs."""
+def _outputs(
+    tensor: Tensor, start: int, stop: int, entries: slice
+) -> UInt8[np.ndarray, "R entries"]:
+    """Some codes of outputs [start:stop] where words have those of eight outputs."""
     first, last = start // _CODES, -(-stop // _CODES)
-    words: Int[np.ndarray, "entries words"] = tensor.columns(first, last)
+    words: Int[np.ndarray, "entries words"]
+    words = tensor.part(entries.start, entries.stop, slice(first, last))
     codes = unpack(words, _BITS).reshape(len(words), -1, _CODES)[:, :, _PLACES]
     codes = codes.reshape(len(words), -1)[:, start - first * _CODES : stop - first * _CODES]
     return np.ascontiguousarray(codes.T)

@@ -46,13 +46,23 @@ class Tensor(NamedTuple):
     Attributes:
         type_name: as the file spells it ("I32", "F8_E4M3").
         rows: (start, stop) -> entries of the outermost axis, in the stored type.
-        columns: (start, stop) -> of a matrix, [rows, stop - start].
+        block: (start, stop, first, last) -> of a matrix, columns [first:last] of those.
     """
 
     shape: tuple[int, ...]
     type_name: str
     rows: Callable[[int, int], np.ndarray]
-    columns: Callable[[int, int], np.ndarray]
+    block: Callable[[int, int, int, int], np.ndarray]
+
+    def columns(self, first: int, last: int) -> np.ndarray:
+        """Of a matrix, all of them."""
+        return self.part(0, self.shape[0], slice(first, last))
+
+    def part(self, start: int, stop: int, columns: slice) -> np.ndarray:
+        """Of a matrix, some columns of rows [start:stop]; in one go where they are whole."""
+        if (columns.start, columns.stop) == (0, self.shape[1]):
+            return self.rows(start, stop)
+        return self.block(start, stop, columns.start, columns.stop)
 
     def read(self) -> np.ndarray:
         """All of it."""
@@ -117,9 +127,10 @@ class Inputs:
 
 
 class CodedRows(NamedTuple):
-    """Some rows of a quantised matrix; K / group groups a row."""
+    """Some rows of a quantised matrix: codes of some or all of its places, and the numbers of all
+    groups."""
 
-    codes: UInt8[np.ndarray, "R K"]
+    codes: UInt8[np.ndarray, "R places"]
     scales: Float[np.ndarray, "R groups"]
     minima: Float[np.ndarray, "R groups"] | None = None
 
@@ -149,8 +160,27 @@ class QuantisedMatrix(ABC):
     inputs: Inputs | None = None
 
     @abstractmethod
-    def rows(self, start: int, stop: int) -> CodedRows:
-        """Rows [start:stop]."""
+    def codes(self, start: int, stop: int, places: slice) -> UInt8[np.ndarray, "R places"]:
+        """Of rows [start:stop], at some places; reads little more than these."""
+
+    @abstractmethod
+    def scales_and_minima(
+        self, start: int, stop: int
+    ) -> tuple[Float[np.ndarray, "R groups"], Float[np.ndarray, "R groups"] | None]:
+        """Of rows [start:stop]."""
+
+    def rows(self, start: int, stop: int, places: slice | None = None) -> CodedRows:
+        """Rows [start:stop].
+
+        Args:
+            places: whose codes are wanted, from a start to a stop; None is all. Of none, nothing
+                but scales and minima is read.
+        """
+        wanted = slice(0, self.shape[1]) if places is None else places
+        codes = np.empty((stop - start, 0), np.uint8)
+        if wanted.start < wanted.stop:
+            codes = self.codes(start, stop, wanted)
+        return CodedRows(codes, *self.scales_and_minima(start, stop))
 
     def dequantise(self, start: int, stop: int) -> Float[np.ndarray, "R K"]:
         """The float32 values of rows [start:stop], inputs in their own order."""

@@ -93,12 +93,12 @@ def _four_bits(tensors: Tensors, layer: str) -> BlockMatrix:
         parts += ["weight.nested_absmax", "weight.nested_quant_map"]
     scales = _scales(tensors, layer, state, nested)
 
-    def codes(start: int, stop: int) -> np.ndarray:
+    def codes(start: int, stop: int, places: slice) -> np.ndarray:
         first, last = start * K // 2, -(-stop * K // 2)
         stored = weight.rows(first // bytes_each, -(-last // bytes_each))
         some = nibbles(stored.reshape(-1).view(np.uint8), high_first=True)
         skipped = start * K - first // bytes_each * bytes_each * 2
-        return some[skipped : skipped + (stop - start) * K].reshape(-1, K)
+        return some[skipped : skipped + (stop - start) * K].reshape(-1, K)[:, places]
 
     return BlockMatrix(
         Coding(f"bitsandbytes {kind}", 4, scales.group, table=kind),

@@ -9,7 +9,8 @@ from math import gcd
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
-from .base import CodedRows, Coding, Inputs, QuantisedMatrix, Tensor, Tensors
+from .base import Coding, Inputs, QuantisedMatrix, Tensor, Tensors
+from .integers import nibbles, widened
 from .layers import FLOATS, require_tensor
 
 E8M0_TYPES = ("U8", "F8_E8M0")
@@ -91,12 +92,27 @@ def powers_of_two(exponents: np.ndarray) -> Float[np.ndarray, "*shape"]:
     return np.ldexp(np.float32(1), exponents.view(np.uint8).astype(np.int32) - 127)
 
 
-def bytes_of(tensor: Tensor, flip: int = 0) -> Callable[[int, int], UInt8[np.ndarray, "R K"]]:
-    """(start, stop) -> codes that are stored one a byte; `flip` changes bits of them, the first
-    of a signed integer say."""
+ReadCodes = Callable[[int, int, slice], UInt8[np.ndarray, "R places"]]
+"""(start, stop, places) -> those of rows [start:stop], in the order that they are stored in."""
 
-    def read(start: int, stop: int) -> np.ndarray:
-        return tensor.rows(start, stop).view(np.uint8) ^ np.uint8(flip)
+
+def bytes_of(tensor: Tensor, flip: int = 0) -> ReadCodes:
+    """Codes that are stored one a byte; `flip` changes bits of them, the first of a signed integer
+    say."""
+
+    def read(start: int, stop: int, places: slice) -> np.ndarray:
+        return tensor.part(start, stop, places).view(np.uint8) ^ np.uint8(flip)
+
+    return read
+
+
+def nibbles_of(tensor: Tensor) -> ReadCodes:
+    """Codes that are stored two a byte, the first in the low half."""
+
+    def read(start: int, stop: int, places: slice) -> np.ndarray:
+        around, inner = widened(places, 2, tensor.shape[1] * 2)
+        octets = tensor.part(start, stop, slice(around.start // 2, around.stop // 2))
+        return nibbles(octets)[:, inner]
 
     return read
 
@@ -107,17 +123,20 @@ class BlockMatrix(QuantisedMatrix):
 
     coding: Coding
     shape: tuple[int, int]
-    codes: Callable[[int, int], UInt8[np.ndarray, "R K"]]
+    stored: ReadCodes
     scales: Grid
     zeros: Grid | None = None
     order: Int[np.ndarray, " K"] | None = None
     inputs: Inputs | None = None
     tensors: tuple[str, ...] = ()
 
-    def rows(self, start: int, stop: int) -> CodedRows:
-        codes, scales = self.codes(start, stop), self.scales.rows(start, stop)
+    def codes(self, start: int, stop: int, places: slice) -> UInt8[np.ndarray, "R places"]:
         if self.order is not None:
-            codes = codes[:, self.order]
-        if self.zeros is None:
-            return CodedRows(codes, scales)
-        return CodedRows(codes, scales, -scales * self.zeros.rows(start, stop))
+            return self.stored(start, stop, slice(0, self.shape[1]))[:, self.order[places]]
+        return self.stored(start, stop, places)
+
+    def scales_and_minima(
+        self, start: int, stop: int
+    ) -> tuple[Float[np.ndarray, "R groups"], Float[np.ndarray, "R groups"] | None]:
+        scales = self.scales.rows(start, stop)
+        return scales, None if self.zeros is None else -scales * self.zeros.rows(start, stop)

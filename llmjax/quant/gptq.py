@@ -18,7 +18,7 @@ from jaxtyping import Float, Int, UInt8
 
 from ..errors import CheckpointFormatError
 from .base import Matrices, Tensors
-from .integers import unpack
+from .integers import unpack, widened
 from .layers import (
     FLOATS,
     group_of,
@@ -76,9 +76,12 @@ class _GPTQMatrix(ZeroPointMatrix):
             return None
         return order_of(self._layer, self._g_idx.read(), self._group)
 
-    def codes(self, start: int, stop: int) -> UInt8[np.ndarray, "R K"]:
-        codes = unpack(self._qweight.columns(start, stop).T, self._bits)
-        return codes if self.order is None else codes[:, self.order]
+    def codes(self, start: int, stop: int, places: slice) -> UInt8[np.ndarray, "R places"]:
+        if self.order is not None:
+            return unpack(self._qweight.columns(start, stop).T, self._bits)[:, self.order[places]]
+        around, inner = widened(places, _CODES_OF_WORDS, self.shape[1])
+        words = (around.start * self._bits // 32, around.stop * self._bits // 32)
+        return unpack(self._qweight.part(*words, slice(start, stop)).T, self._bits)[:, inner]
 
     def scales(self, start: int, stop: int) -> Float[np.ndarray, "R groups"]:
         return self._scales.columns(start, stop).T

@@ -40,6 +40,13 @@ def unpack_apart(
     return (codes & np.uint32(2**bits - 1)).astype(np.uint8).reshape(len(words), -1)[:, :count]
 
 
+def widened(places: slice, unit: int, count: int) -> tuple[slice, slice]:
+    """Places with those beside them, so that they begin and end where a unit does, or the row of
+    `count` ends; and where among these they are."""
+    first, last = places.start // unit * unit, min(-(-places.stop // unit) * unit, count)
+    return slice(first, last), slice(places.start - first, places.stop - first)
+
+
 def nibbles(
     octets: UInt8[np.ndarray, "*R bytes"], *, high_first: bool = False
 ) -> UInt8[np.ndarray, "*R codes"]:

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from .base import Coding, Inputs, Matrices, Tensors
-from .blocks import BlockMatrix, bytes_of, require_grid, require_scalar
-from .integers import nibbles
+from .blocks import BlockMatrix, bytes_of, nibbles_of, require_grid, require_scalar
 from .layers import layers_of, require_groups, require_setting, require_tensor
 
 NVFP4_GROUP = 16
@@ -72,7 +71,7 @@ def _nvfp4(tensors: Tensors, layer: str) -> BlockMatrix:
     return BlockMatrix(
         Coding("ModelOpt NVFP4", 4, NVFP4_GROUP, table="e2m1"),
         (N, K),
-        lambda start, stop: nibbles(packed.rows(start, stop)),
+        nibbles_of(packed),
         scales,
         inputs=Inputs("e2m1", NVFP4_GROUP, scale=1 / step, scales="e4m3"),
         tensors=_names(layer, "weight", "weight_scale", "weight_scale_2", "input_scale"),

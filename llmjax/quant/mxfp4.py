@@ -55,8 +55,8 @@ def _matrix(tensors: Tensors, name: str) -> BlockMatrix:
         some = read(first, -(-stop // inner)).reshape(-1, width)
         return some[start - first * inner : stop - first * inner]
 
-    def codes(start: int, stop: int) -> np.ndarray:
-        return nibbles(rows_of(blocks.rows, start, stop, groups * octets))
+    def codes(start: int, stop: int, places: slice) -> np.ndarray:
+        return nibbles(rows_of(blocks.rows, start, stop, groups * octets))[:, places]
 
     def exponents(start: int, stop: int) -> np.ndarray:
         return powers_of_two(rows_of(scales.rows, start, stop, groups))

@@ -8,7 +8,7 @@ from abc import abstractmethod
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from .base import CodedRows, Coding, QuantisedMatrix
+from .base import Coding, QuantisedMatrix
 
 
 class ZeroPointMatrix(QuantisedMatrix):
@@ -26,10 +26,6 @@ class ZeroPointMatrix(QuantisedMatrix):
         self._name, self._bits, self._group = name, bits, group
 
     @abstractmethod
-    def codes(self, start: int, stop: int) -> UInt8[np.ndarray, "R K"]:
-        """Of rows [start:stop], inputs in the order of `order`."""
-
-    @abstractmethod
     def scales(self, start: int, stop: int) -> Float[np.ndarray, "R groups"]:
         """Of rows [start:stop]."""
 
@@ -44,9 +40,10 @@ class ZeroPointMatrix(QuantisedMatrix):
         same = bool((zeros == zero).all())
         return Coding(self._name, self._bits, self._group, zero if same else 0, minima=not same)
 
-    def rows(self, start: int, stop: int) -> CodedRows:
+    def scales_and_minima(
+        self, start: int, stop: int
+    ) -> tuple[Float[np.ndarray, "R groups"], Float[np.ndarray, "R groups"] | None]:
         scales = self.scales(start, stop).astype(np.float32)
         if not self.coding.minima:
-            return CodedRows(self.codes(start, stop), scales)
-        zeros = self.zeros(start, stop).astype(np.float32)
-        return CodedRows(self.codes(start, stop), scales, -scales * zeros)
+            return scales, None
+        return scales, -scales * self.zeros(start, stop).astype(np.float32)

@@ -375,10 +375,10 @@ def test_what_is_advised_and_served():
     assert said(advice, "llmjax serves today: llmjax serve MODEL --quantization fp8")
 
 
-def test_quantising_is_for_one_device():
+def test_quantising_is_for_any_number_of_devices():
     advice = ask("h100", "llama-3-70b", p99=20.0)
     assert best(advice).scheme == "fp8" and best(advice).estimate.gpus == 2
-    assert best(advice).served.how == "--quantization fp8 is for one device so far"
+    assert "--tensor-parallel-size 2 --quantization fp8" in best(advice).served.how
 
 
 def test_checkpoints_of_others_methods():

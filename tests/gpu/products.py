@@ -46,6 +46,15 @@ DEQUANTISED = {
     "int4, groups of 128": QuantFormat("int4", 128, minima=True),
     "fp8, blocks": QuantFormat("fp8_e4m3", 128),
 }
+GGUF = {
+    "Q2_K": QuantFormat("int4", 16, minima=True, span=256),
+    "Q4_0": QuantFormat("int4", 32, zero=8),
+    "Q4_K": QuantFormat("int4", 32, minima=True, span=256),
+    "Q5_K": QuantFormat("int8", 32, minima=True, span=256),
+    "Q6_K": QuantFormat("int8", 16, span=256),
+}
+"""Formats that GGUF's types become and others do not; the types that are not here differ from
+these in nothing that a kernel is made by, or in having no minima."""
 SIZES = {"decode of one": 1, "decode": 32, "decode of 64": 64, "prefill": 2048}
 ALL = {
     f"{name} {size}": Product(format, M)
@@ -57,6 +66,11 @@ ALL = {
     "int4 float32 decode": Product(FORMATS["int4"], 8, dtype="float32"),
     "int8 float32 prefill": Product(FORMATS["int8"], 2048, dtype="float32"),
     "fp8 float32 prefill": Product(FORMATS["fp8"], 2048, dtype="float32"),
+}
+ALL |= {
+    f"{name} {size}": Product(format, SIZES[size])
+    for name, format in GGUF.items()
+    for size in ("decode", "prefill")
 }
 PRODUCTS = {
     target.arch: {n: p for n, p in ALL.items() if multiplies_codes(p.format, target.gpu)}

@@ -41,7 +41,7 @@ from llmjax.parallel.rules import KV_PAGES, parameter_sharding
 from llmjax.sampling import mask_words
 from llmjax.simulate.shapes import SHAPES, ModelShape
 from llmjax_kernels.kv_format import KV_FORMATS
-from llmjax_kernels.quant_matmul import FORMATS, weight_shapes
+from llmjax_kernels.quant_matmul import FORMATS, QuantWeight, divided_shapes, weight_shapes
 from llmjax_kernels.triton_call import LAUNCH
 
 PAGE_SIZE, SLOTS, MAX_LOGPROBS = 16, 256, 20
@@ -90,7 +90,8 @@ class StepCase:
         if self.quantization is None:
             return 2 * (matrices + head) // self.devices
         bits = {"int4": 4 + 2 * 16 / 32, "int8": 8 + 16 / 32}
-        return int(matrices * bits[self.quantization] + head * bits["int8"]) // 8
+        total = int(matrices * bits[self.quantization] + head * bits["int8"]) // 8
+        return total // self.devices
 
     @property
     def num_products(self) -> int:
@@ -105,6 +106,7 @@ STEPS = {
     "8B, int4 prefill": StepCase("llama-3-8b", 1, Bucket(2048, 8, 512), "int4"),
     "70B on 8, decode": StepCase("llama-3-70b", 8, Bucket(64, 64, 512)),
     "70B on 8, prefill": StepCase("llama-3-70b", 8, Bucket(2048, 8, 512)),
+    "70B on 8, int4 decode": StepCase("llama-3-70b", 8, Bucket(64, 64, 512), "int4"),
 }
 INSTRUCTION = re.compile(r"\s*(?:ROOT )?%([\w.\-]+) = (.*?) ([\w\-]+)\((.*?)\)(.*)")
 ARRAY = re.compile(r"\b(pred|[suf]\d+|bf16)\[([\d,]*)\]")
@@ -113,7 +115,7 @@ MOVES_NOTHING = {"parameter", "tuple", "get-tuple-element", "bitcast", "constant
 
 KERNEL = re.compile(f'custom_call_target="({LAUNCH}|mosaic_gpu_v2)"')
 THUNK = re.compile(r"^\d+: k(\w+)", re.MULTILINE)
-COLLECTIVE = re.compile(r"= (.*?) (all-[\w]+|reduce-scatter|collective-[\w]+)(?:-start)?\(")
+COLLECTIVE = re.compile(r"= (.*?) (all-[\w]+|reduce-scatter|collective-[\w]+)(-start)?\(")
 
 
 @dataclass(frozen=True)
@@ -222,9 +224,13 @@ def laid_out(arrays: nnx.State, mesh: Mesh) -> nnx.State:
     """Shapes of parameters, with their places."""
     flat = []
     for keys, leaf in nnx.to_flat_state(arrays):
-        sharding = parameter_sharding(".".join(map(str, keys)), leaf.shape, mesh)
-        shape = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-        flat.append((keys, leaf.replace(shape)))
+        value = leaf.get_value()
+        sharding = parameter_sharding(".".join(map(str, keys)), value.shape, mesh)
+        if isinstance(value, QuantWeight):
+            shapes = divided_shapes(*value.shape, value.format, sharding)
+        else:
+            shapes = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
+        flat.append((keys, leaf.replace(shapes)))
     return nnx.from_flat_state(flat)
 
 
@@ -283,7 +289,12 @@ def bytes_of_one(x: jax.ShapeDtypeStruct) -> tuple[tuple[int, ...], int]:
 
 
 def collectives(text: str) -> list[tuple[str, int]]:
-    return [(kind, array_bytes(shape)) for shape, kind in COLLECTIVE.findall(text)]
+    found = []
+    for shape, kind, start in COLLECTIVE.findall(text):
+        # One that runs beside others has what it is given in its type, before what it gives.
+        given = shape.rpartition("), ")[2] if start else shape
+        found.append((kind, array_bytes(given)))
+    return found
 
 
 def moved_bytes(text: str) -> tuple[int, int]:

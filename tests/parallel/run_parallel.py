@@ -1,6 +1,6 @@
 """Run by a test on virtual devices: what a model says spread over 1, 2, ... of them, as JSON.
 
-run_parallel.py MODEL SIZES OPTIONS PROMPTS
+run_parallel.py MODEL SIZES OPTIONS PROMPTS KEPT
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ import jax
 
 from llmjax import LLM, SamplingParams
 from llmjax.cache.page_store import Condense
+from llmjax.checkpoint import load
 
-model, sizes, options, prompts = map(json.loads, sys.argv[1:])
+model, sizes, options, prompts, kept = map(json.loads, sys.argv[1:])
+if kept:  # what is quantised, as where Triton serves
+    load.triton_available = lambda: True  # type: ignore[attr-defined]
 WAYS = [
     {"temperature": 0},
     {"temperature": 0, "repetition_penalty": 1.3, "logit_bias": {200: 4.0, 7: -100.0}},

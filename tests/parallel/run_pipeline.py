@@ -1,6 +1,7 @@
 """Run by a test on virtual devices: what a model says in stages, as JSON.
 
-run_pipeline.py MODEL SIZES OPTIONS PROMPTS, where SIZES are pairs of stages and devices of each
+run_pipeline.py MODEL SIZES OPTIONS PROMPTS KEPT, where SIZES are pairs of stages and devices of
+each
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import jax
 
 from llmjax import LLM, SamplingParams
 from llmjax.cache.page_store import Condense
+from llmjax.checkpoint import load
 from llmjax.engine.compile import CompileGuard
 from llmjax.errors import ConfigError
 from llmjax.structured_outputs import StructuredOutputs
 
-model, sizes, options, prompts = map(json.loads, sys.argv[1:])
+model, sizes, options, prompts, kept = map(json.loads, sys.argv[1:])
+if kept:  # what is quantised, as where Triton serves
+    load.triton_available = lambda: True  # type: ignore[attr-defined]
 greedy = SamplingParams(
     temperature=0, max_tokens=12, ignore_eos=True, repetition_penalty=1.2, prompt_logprobs=1
 )

@@ -18,7 +18,8 @@ sizes = st.builds(
 
 
 def sources(part, sizes, axis):
-    count = {"heads": sizes.num_heads, "kv_heads": sizes.num_kv_heads}
+    heads = sizes.num_heads
+    count = {"heads": heads, "queries": heads, "kv_heads": sizes.num_kv_heads}
     plain = np.arange(count[axis] * sizes.head_dim if axis in count else sizes.mlp_size)
     return part.sources.get(axis, plain)
 
@@ -43,13 +44,13 @@ def test_every_device_gets_as_much_and_every_head_is_there_once(sizes, devices):
         )
     real = heads[heads[:, 0] >= 0, 0] // sizes.head_dim
     assert sorted(real) == list(range(sizes.num_heads))
-    # Each query head reads the key-value head of its group.
+    # Each query head reads the key-value head of its group, and those that are added are such.
     share = divided.num_heads // divided.num_kv_heads
-    for place, head in enumerate(heads[:, 0]):
-        if head >= 0:
-            assert kv_heads[place // share, 0] // sizes.head_dim == (
-                head // sizes.head_dim // group
-            )
+    queries = sources(part, sizes, "queries").reshape(-1, sizes.head_dim)
+    np.testing.assert_array_equal(queries[heads >= 0], heads[heads >= 0])
+    for place, head in enumerate(queries[:, 0]):
+        kv_head = kv_heads[place // share, 0]
+        assert kv_head < 0 or kv_head // sizes.head_dim == head // sizes.head_dim // group
 
 
 @given(sizes)

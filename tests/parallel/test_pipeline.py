@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,16 +28,29 @@ OPTIONS = {
 }
 
 
-def test_stages_say_what_one_piece_says(tiny_model):
+def in_stages(model: Path, sizes: list[tuple[int, int]], *, kept: bool = False) -> list[dict]:
+    """What tests/parallel/run_pipeline.py says of so many stages of so many devices.
+
+    Args:
+        kept: weights that are quantised stay so, as where Triton serves.
+    """
     rng = random.Random(0)
     prompts = [[rng.randrange(3, 250) for _ in range(n)] for n in (19, 25, 30, 40, 7, 9)]
-    sizes = [(1, 1), (2, 1), (2, 2)]
-    one, *more = on_virtual_devices("run_pipeline.py", str(tiny_model), sizes, OPTIONS, prompts)
+    asked = (str(model), sizes, OPTIONS, prompts, kept)
+    return on_virtual_devices("run_pipeline.py", *asked)
+
+
+def assert_same(one: dict, other: dict) -> None:
+    assert other["tokens"] == one["tokens"] and other["chosen"] == one["chosen"] != ""
+    for ours, theirs in zip(other["logprobs"], one["logprobs"], strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+def test_stages_say_what_one_piece_says(tiny_model):
+    one, *more = in_stages(tiny_model, [(1, 1), (2, 1), (2, 2)])
     assert one["preemptions"] and one["loaded"]
     for found in more:
-        assert found["tokens"] == one["tokens"] and found["chosen"] == one["chosen"] != ""
-        for ours, theirs in zip(found["logprobs"], one["logprobs"], strict=True):
-            np.testing.assert_allclose(ours, theirs, atol=1e-4)
+        assert_same(one, found)
         assert found["preemptions"] and found["loaded"]
         assert "LLM.forward: 1" in found["refused"]
     two, spread = more
@@ -49,9 +63,8 @@ def test_stages_say_what_one_piece_says(tiny_model):
 def test_stages_forget_what_one_piece_forgets(tiny_model):
     prompts = [[random.Random(n).randrange(3, 250) for _ in range(n)] for n in (19, 33, 50)]
     options = OPTIONS | {"kv_eviction": "snapkv", "kv_budget": 32}
-    one, found = on_virtual_devices(
-        "run_pipeline.py", str(tiny_model), [(1, 1), (2, 2)], options, prompts
-    )
+    asked = (str(tiny_model), [(1, 1), (2, 2)], options, prompts, False)
+    one, found = on_virtual_devices("run_pipeline.py", *asked)
     assert min(one["evictions"], found["evictions"]) > 3
     assert found["tokens"] == one["tokens"]
     for ours, theirs in zip(found["logprobs"], one["logprobs"], strict=True):

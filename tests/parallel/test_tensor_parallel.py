@@ -26,12 +26,17 @@ OPTIONS = {
 }
 
 
-def spread(model: Path, sizes: list[int], **options: object) -> list[dict]:
-    """What tests/parallel/run_parallel.py says of each number of devices."""
+def spread(model: Path, sizes: list[int], *, kept: bool = False, **options: object) -> list[dict]:
+    """What tests/parallel/run_parallel.py says of each number of devices.
+
+    Args:
+        kept: weights that are quantised stay so, as where Triton serves.
+    """
     rng = random.Random(0)
     shared = [rng.randrange(3, 250) for _ in range(18)]
     prompts = [shared + [rng.randrange(3, 250) for _ in range(n)] for n in (1, 7, 12, 20, 5, 9)]
-    return on_virtual_devices("run_parallel.py", str(model), sizes, OPTIONS | options, prompts)
+    asked = (str(model), sizes, OPTIONS | options, prompts, kept)
+    return on_virtual_devices("run_parallel.py", *asked)
 
 
 def assert_same(one: dict, other: dict) -> None:

@@ -123,16 +123,24 @@ class Folder:
         return write_folder(self.path, stored, **{**HEADS, **settings, **config})
 
 
-def make_folder(path: Path, tiny_model: Path, settings: dict[str, Any], pack_as, **how) -> Folder:
+def make_folder(
+    path: Path,
+    tiny_model: Path,
+    settings: dict[str, Any],
+    pack_as,
+    tensors: dict[str, np.ndarray] | None = None,
+    **how,
+) -> Folder:
     """Args:
     pack_as: one of the functions above.
+    tensors: of a model of other sizes.
     how: what `random_layer` takes.
     """
     path.mkdir(exist_ok=True)
     for name in TINY_TOKENIZER:
         shutil.copy(tiny_model / name, path / name)
     rng, folder = np.random.default_rng(0), Folder(path, settings)
-    for name, value in hf_tensors().items():
+    for name, value in (hf_tensors() if tensors is None else tensors).items():
         if "proj" not in name:
             folder.tensors[name] = np.ones_like(value) if value.ndim == 1 else value / 8
             continue

@@ -124,7 +124,7 @@ def in_memory(tensors: Tensors) -> dict[str, Tensor]:
             values.shape,
             names[values.dtype],
             lambda start, stop: values.reshape(-1, *values.shape[1:])[start:stop],
-            lambda start, stop: values[:, start:stop],
+            lambda start, stop, first, last: values[start:stop, first:last],
         )
 
     return {name: stored(values) for name, values in tensors.items()}

@@ -1,7 +1,9 @@
 """Products with weights that stay quantised."""
 
-from .coded import from_coded, quant_format
-from .dispatch import format_here, quant_matmul, with_quantised_inputs
+from .coded import coded_exponent, from_coded, quant_format
+from .dispatch import format_here, quant_matmul, quant_rows, with_quantised_inputs
+from .divided import divided_shapes, join
+from .gguf import from_gguf, gguf_quant_format
 from .inputs import InputFormat, round_rows
 from .weight import (
     FORMATS,
@@ -18,12 +20,18 @@ __all__ = [
     "InputFormat",
     "QuantFormat",
     "QuantWeight",
+    "coded_exponent",
+    "divided_shapes",
     "format_here",
     "from_coded",
+    "from_gguf",
     "from_packed",
+    "gguf_quant_format",
+    "join",
     "make_weight",
     "quant_format",
     "quant_matmul",
+    "quant_rows",
     "quantise_weight",
     "round_rows",
     "weight_shapes",

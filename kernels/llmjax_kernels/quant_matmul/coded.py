@@ -44,30 +44,23 @@ def from_coded(
     format: QuantFormat,
     order: Int[np.ndarray, " K"] | None = None,
     static_inputs: Float[Array, " 2"] | None = None,
+    exponent: int | None = None,
 ) -> QuantWeight:
     """A weight of the codes, scales and minima of a checkpoint; see `Arena.pack_coded`.
 
     Args:
         format: what `quant_format` gives, or that with rounded inputs.
         static_inputs: see `QuantWeight`.
+        exponent: what `coded_exponent` gives of all of a matrix of which these are a part; None
+            is that of these rows.
 
     Raises:
         ValueError: a scale is not finite.
     """
-    floats = np.ascontiguousarray(rows[:, K:]).view(np.float32)
-    parts = floats.reshape(len(rows), 1 + coding.minima, -1)
-    scales = parts[:, 0]
+    scales, minima = _scales_and_minima(rows, K, coding, format)
+    if exponent is None:
+        exponent = coded_exponent(rows, K, coding, format)
     table = CODE_TABLES.get(coding.table or "")
-    if table is not None:
-        scales = scales * np.float32(table.unit)
-    minima = None
-    if format.minima:
-        minimum = parts[:, 1] if coding.minima else -np.float32(coding.zero) * scales
-        minima = minimum + np.float32(128) * scales if format.code == "int8" else minimum
-    greatest = max(float(np.abs(x).max(initial=0)) for x in (scales, minima) if x is not None)
-    if not math.isfinite(greatest):
-        raise ValueError("it has scales that are not finite")
-    exponent = exponent_of(greatest) if format.scale_dtype == np.float16 else 0
     factor = np.float32(2.0**-exponent)
     weight = _made(
         rows[:, :K],
@@ -80,6 +73,37 @@ def from_coded(
     # Exponents differ from weight to weight: nothing is to be compiled for each.
     places = None if order is None else jnp.asarray(order, jnp.int32)
     return replace(weight, exponent=exponent, order=places)
+
+
+def coded_exponent(
+    rows: UInt8[np.ndarray, "N bytes"], K: int, coding: Coding, format: QuantFormat
+) -> int:
+    """`QuantWeight.exponent` of a matrix; arguments as of `from_coded`, of which codes (K) may be
+    left out.
+
+    Raises:
+        ValueError: a scale is not finite.
+    """
+    parts = _scales_and_minima(rows, K, coding, format)
+    greatest = max(float(np.abs(x).max(initial=0)) for x in parts if x is not None)
+    if not math.isfinite(greatest):
+        raise ValueError("it has scales that are not finite")
+    return exponent_of(greatest) if format.scale_dtype == np.float16 else 0
+
+
+def _scales_and_minima(
+    rows: UInt8[np.ndarray, "N bytes"], K: int, coding: Coding, format: QuantFormat
+) -> tuple[Float[np.ndarray, "N groups"], Float[np.ndarray, "N groups"] | None]:
+    """As `format` has them, but for the exponent."""
+    floats = np.ascontiguousarray(rows[:, K:]).view(np.float32)
+    parts = floats.reshape(len(rows), 1 + coding.minima, -1)
+    scales = parts[:, 0]
+    if coding.table in CODE_TABLES:
+        scales = scales * np.float32(CODE_TABLES[coding.table].unit)
+    if not format.minima:
+        return scales, None
+    minimum = parts[:, 1] if coding.minima else -np.float32(coding.zero) * scales
+    return scales, minimum + np.float32(128) * scales if format.code == "int8" else minimum
 
 
 @partial(jax.jit, static_argnums=(3, 4))

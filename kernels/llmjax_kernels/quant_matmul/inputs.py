@@ -44,6 +44,8 @@ class InputFormat(NamedTuple):
         scales: what scales are rounded to: "float32"; "e4m3" times a static factor (NVFP4);
             "e8m0", a power of two (MX).
         threshold: values as great are left as they are (LLM.int8); 0 rounds all.
+        axis: of a mesh over whose devices rows are cut: the scale of all of a row is of what all
+            of them have. None has rows whole.
     """
 
     code: str
@@ -53,6 +55,7 @@ class InputFormat(NamedTuple):
     symmetric: bool = True
     scales: str = "float32"
     threshold: float = 0.0
+    axis: str | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -118,7 +121,7 @@ def _scaled(
 ) -> tuple[Float[Array, "groups R size"], Float[Array, "groups R"]]:
     """Groups over their scales, and these."""
     most = format.reach or RANGES[format.code][1]
-    largest = jnp.max(jnp.abs(groups), axis=-1)
+    largest = _of_rows(jnp.max(jnp.abs(groups), axis=-1), format)
     if format.static:
         assert static is not None
         scales = jnp.broadcast_to(static[0], largest.shape)
@@ -149,11 +152,16 @@ def _scales_and_zeros(
         shape = groups.shape[:2]
         return jnp.broadcast_to(static[0], shape), jnp.broadcast_to(static[1], shape)
     least, most = RANGES[format.code]
-    low = jnp.minimum(jnp.min(groups, axis=-1), 0)
-    range_ = jnp.maximum(jnp.max(groups, axis=-1), 0) - low
+    low = jnp.minimum(-_of_rows(-jnp.min(groups, axis=-1), format), 0)
+    range_ = jnp.maximum(_of_rows(jnp.max(groups, axis=-1), format), 0) - low
     scales = _over(range_, jnp.float32(most - least))
     scales = jnp.where(scales == 0, 1.0, scales)
     return scales, jnp.round(jnp.clip(least - _over(low, scales), least, most))
+
+
+def _of_rows(largest: Array, format: InputFormat) -> Array:
+    """The largest that any device has, where rows are cut."""
+    return largest if format.axis is None else jax.lax.pmax(largest, format.axis)
 
 
 def _over(x: Array, y: Array) -> Array:

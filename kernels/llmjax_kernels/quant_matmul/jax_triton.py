@@ -72,13 +72,16 @@ def run_as(args: QuantMatmulArgs, shape: Shape, gpu: Gpu) -> Float[Array, "M N"]
         inputs = (*factors, M, shape.splits, factor)
         parts = launch(kernels.codes_by_codes, grid, inputs, [out], {}, **common)[0]
     else:
+        units = jnp.zeros(1, jnp.float16) if weight.units is None else weight.units
         parts = launch(
             kernels.dequantised,
             grid,
-            (x, weight.codes, weight.scales, M, shape.splits, factor),
+            (x, weight.codes, weight.scales, units, M, shape.splits, factor),
             [out],
             {},
             MINIMA=format.minima,
+            SPAN=format.span,
+            ZERO=format.zero,
             DTYPE=getattr(kernels.tl, x.dtype.name),
             **common,
         )[0]

@@ -56,6 +56,7 @@ def size_of(args: QuantMatmulArgs) -> str:
     """Products that are cut alike: rows count up to a power of two."""
     format, (M, K), N = args.weight.format, args.x.shape, args.weight.shape[0]
     kind = f"{format.code}/{format.group}" + "+minima" * format.minima
+    kind += f"/{format.span}" if format.span else ""
     inputs = format.code if format.inputs else args.x.dtype.name
     return f"{kind} {inputs} {max(16, power_of_two(M))}x{N}x{K}"
 

@@ -24,6 +24,7 @@ def dequantised(
     x,
     codes,
     scales,
+    units,
     M,
     splits,
     factor,
@@ -37,17 +38,22 @@ def dequantised(
     BLOCK_K: tl.constexpr,
     GROUPED: tl.constexpr,
     MINIMA: tl.constexpr,
+    SPAN: tl.constexpr,
+    ZERO: tl.constexpr,
     CODE: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
     """x times codes that are dequantised in registers: program (tile of M, tile of N, split).
 
     Args:
+        units: read where there are spans.
         factor: multiplies the result.
         out: [splits, M, N], to be added up.
         GROUP: inputs of a scale, GROUP_BYTES of a row.
         BLOCK_K: of one group.
         GROUPED: whether there are several groups; else the result is scaled.
+        SPAN: inputs of a unit, by which scales are multiplied; 0 has none.
+        ZERO: the code of 0.
         DTYPE: of x, and of weights as they are multiplied.
     """
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -66,13 +72,21 @@ def dequantised(
         byte = (first - of_group * GROUP) * LANES // BLOCK_K + lane
         rows = codes + (of_group.to(tl.int64) * N + n)[:, None] * GROUP_BYTES
         there = (n < N)[:, None] & (byte < GROUP_BYTES)[None, :]
-        weights = _numbers(tl.load(rows + byte[None, :], mask=there, other=0), CODE)
+        weights = _numbers(tl.load(rows + byte[None, :], mask=there, other=0), CODE, ZERO)
         if GROUPED:
-            scale = scales + of_group * N + n
-            weights *= tl.load(scale, mask=n < N, other=0.0).to(tl.float32)[:, None]
+            place = scales + of_group * N + n
+            scale = tl.load(place, mask=n < N, other=0).to(tl.float32)
+            if SPAN > 0:
+                unit = units + first // SPAN * N + n
+                scale *= tl.load(unit, mask=n < N, other=0.0).to(tl.float32)
+            weights *= scale[:, None]
             if MINIMA:
-                minimum = tl.load(scale + tl.cdiv(K, GROUP) * N, mask=n < N, other=0.0)
-                weights += minimum.to(tl.float32)[:, None]
+                below = tl.load(place + tl.cdiv(K, GROUP) * N, mask=n < N, other=0)
+                minimum = below.to(tl.float32)
+                if SPAN > 0:
+                    below = tl.load(unit + tl.cdiv(K, SPAN) * N, mask=n < N, other=0.0)
+                    minimum *= below.to(tl.float32)
+                weights += minimum[:, None]
         there = (m < M)[:, None] & (first + channel < K)[None, :]
         inputs = tl.load(x + m[:, None] * K + first + channel[None, :], mask=there, other=0.0)
         acc = tl.dot(weights.to(DTYPE), tl.trans(inputs), acc, input_precision="ieee")
@@ -83,13 +97,17 @@ def dequantised(
 
 
 @triton.jit
-def _numbers(codes, CODE: tl.constexpr):
-    """What codes stand for, in float32; by additions, as conversions of integers are slow."""
+def _numbers(codes, CODE: tl.constexpr, ZERO: tl.constexpr):
+    """What codes stand for, in float32; by additions, as conversions of integers are slow.
+
+    Args:
+        ZERO: of int4, the code of 0.
+    """
     if CODE == INT4:
         ROWS: tl.constexpr = codes.shape[0]
         WIDTH: tl.constexpr = 2 * codes.shape[1]
         both = tl.reshape(tl.join(codes & 15, codes >> 4), [ROWS, WIDTH]).to(tl.int32)
-        numbers = (both | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
+        numbers = (both | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + ZERO)
     elif CODE == INT8:
         above = codes.to(tl.uint8, bitcast=True).to(tl.int32) ^ 0x80
         numbers = (above | 0x4B000000).to(tl.float32, bitcast=True) - 8388736.0

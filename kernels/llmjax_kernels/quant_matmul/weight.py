@@ -3,7 +3,8 @@
 Codes lie group by group, [groups, N, inputs of a group]: a program takes many rows of a group at
 a time, which share nothing but are neighbours, so that it reads long pieces, and has one scale a
 row for them. Scales lie [groups, N], as GPTQ and AWQ have them. A byte of int4 is two consecutive
-inputs, the first in its low half.
+inputs, the first in its low half. Where scales are integers themselves (GGUF's K quants), units by
+which they are multiplied lie [spans, N].
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, Integer, Shaped
 
 from ..packed import PackedWeight
@@ -25,7 +27,7 @@ SMALLEST_GROUP_OF_CODES = 32
 
 
 class QuantFormat(NamedTuple):
-    """What codes mean: code * scale, plus a minimum where there is one.
+    """What codes mean: (code - zero) * scale, plus a minimum where there is one.
 
     Attributes:
         code: "int4" (0 to 15), "int8" (-128 to 127) or "fp8_e4m3".
@@ -33,19 +35,24 @@ class QuantFormat(NamedTuple):
             matrix, or for a block of rows, is repeated for each row.
         minima: whether groups have minima. A zero point z is the minimum -z * scale.
         inputs: what the other factor is rounded to; None leaves it.
+        zero: of int4, the code of 0.
+        span: consecutive inputs, some groups of them, that share a unit of their scales and one of
+            their minima, which are integers from -128 to 127; 0 has scales as they are.
     """
 
     code: str
     group: int = 0
     minima: bool = False
     inputs: InputFormat | None = None
+    zero: int = 0
+    span: int = 0
 
     @property
     def of_codes(self) -> bool:
         """Codes may be multiplied by codes: those of the inputs are of the same kind, and their
         scales are of the same groups."""
         x = self.inputs
-        if x is None or self.minima or self.code not in ("int8", "fp8_e4m3"):
+        if x is None or self.minima or self.span or self.code not in ("int8", "fp8_e4m3"):
             return False
         fits = x.group == self.group and (not x.group or x.group >= SMALLEST_GROUP_OF_CODES)
         return x.is_plain and x.code == self.code and fits
@@ -54,6 +61,10 @@ class QuantFormat(NamedTuple):
         """Of the array of codes: groups, rows, bytes of a group in a row."""
         size = self.group or K
         return -(-K // size), N, -(-size // 2) if self.code == "int4" else size
+
+    def units_shape(self, N: int, K: int) -> tuple[int, int, int] | None:
+        """Of the array of units: parts, spans, rows; None where there are no spans."""
+        return (1 + self.minima, -(-K // self.span), N) if self.span else None
 
     @property
     def code_dtype(self) -> np.dtype:
@@ -64,6 +75,8 @@ class QuantFormat(NamedTuple):
     def scale_dtype(self) -> np.dtype:
         """FP8's, and where inputs are rounded, are as given; those of whole rows are few, and may
         be as fine as they like."""
+        if self.span:
+            return np.dtype(np.int8)
         small = self.group and self.code != "fp8_e4m3" and self.inputs is None
         return np.dtype(np.float16 if small else np.float32)
 
@@ -87,37 +100,48 @@ class QuantWeight:
         shape: (N, K).
         exponent: every value is multiplied by 2 to this power, which brings small scales into
             float16's range.
+        units: what the scales of a span are multiplied by, and what its minima, in float16; None
+            where `format` has no spans.
         order: the input that is at each place of `codes`; None has them as they are.
         static_inputs: scale and zero point of the inputs, where these need them (of NVFP4, what
             scales are multiplied by before they are rounded, and nothing).
+        layout: of the matrix [N, K] over several devices, as one of floats would have it; see
+            divided.py. None has it on one.
     """
 
     codes: Shaped[Array, "groups N bytes"]
-    scales: Float[Array, "P groups N"]
+    scales: Shaped[Array, "P groups N"]
     shape: tuple[int, int] = field(metadata={"static": True})
     format: QuantFormat = field(metadata={"static": True})
     exponent: int = field(default=0, metadata={"static": True})
+    units: Float[Array, "P spans N"] | None = None
     order: Int[Array, " K"] | None = None
     static_inputs: Float[Array, " 2"] | None = None
+    layout: NamedSharding | None = field(default=None, metadata={"static": True})
 
     @property
     def nbytes(self) -> int:
-        return self.codes.nbytes + self.scales.nbytes
+        units = 0 if self.units is None else self.units.nbytes
+        return self.codes.nbytes + self.scales.nbytes + units
 
     def dequantise(self) -> Float[Array, "N K"]:
         """The float32 values."""
-        return _values(self, self.codes, self.scales)
+        return _values(self, self.codes, self.scales, self.units)
 
     def rows(self, ids: Int[Array, " R"]) -> Float[Array, "R K"]:
-        """The float32 values of some rows."""
-        return _values(self, self.codes[:, ids], self.scales[:, :, ids])
+        """The float32 values of some rows, of a weight on one device."""
+        units = None if self.units is None else self.units[:, :, ids]
+        return _values(self, self.codes[:, ids], self.scales[:, :, ids], units)
 
 
-def _values(weight: QuantWeight, codes: Array, scales: Array) -> Array:
-    format = weight.format
-    values = numbers(codes, format) * scales[0, :, :, None].astype(jnp.float32)
+def _values(weight: QuantWeight, codes: Array, scales: Array, units: Array | None) -> Array:
+    format, scales = weight.format, scales.astype(jnp.float32)
+    if units is not None:
+        each = jnp.repeat(units.astype(jnp.float32), format.span // format.group, axis=1)
+        scales *= each[:, : scales.shape[1]]
+    values = numbers(codes, format) * scales[0, :, :, None]
     if format.minima:
-        values += scales[1, :, :, None].astype(jnp.float32)
+        values += scales[1, :, :, None]
     values = jnp.swapaxes(values, 0, 1).reshape(codes.shape[1], -1)[:, : weight.shape[1]]
     values *= jnp.float32(2.0**weight.exponent)
     if weight.order is None:
@@ -133,15 +157,16 @@ def numbers(
         codes = jnp.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:2], -1)
     if format.code == "fp8_e4m3":
         codes = jax.lax.bitcast_convert_type(codes, jnp.float8_e4m3fn)
-    return codes.astype(jnp.float32)
+    return codes.astype(jnp.float32) - format.zero
 
 
 def make_weight(
     codes: Integer[Array, "N K"],
-    scales: Float[Array, "groups N"],
+    scales: Shaped[Array, "groups N"],
     format: QuantFormat,
     *,
-    minima: Float[Array, "groups N"] | None = None,
+    minima: Shaped[Array, "groups N"] | None = None,
+    units: Float[Array, "P spans N"] | None = None,
     exponent: int = 0,
     static_inputs: Float[Array, " 2"] | None = None,
 ) -> QuantWeight:
@@ -150,10 +175,12 @@ def make_weight(
     Args:
         codes: one a place; of FP8 as bytes.
         minima: where `format` has them.
+        units: of scales, and of minima, where `format` has spans.
         static_inputs: where `format.inputs` needs them.
 
     Raises:
-        ValueError: shapes do not fit one another, or groups are not whole blocks.
+        ValueError: shapes do not fit one another, groups are not whole blocks, or spans no whole
+            groups.
     """
     N, K = codes.shape
     groups, _, _ = format.codes_shape(N, K)
@@ -163,8 +190,15 @@ def make_weight(
             f"scales {[x.shape for x in parts]}, expected {1 + format.minima} of {(groups, N)} "
             f"for codes [{N}, {K}] of {format}"
         )
+    found, expected = None if units is None else units.shape, format.units_shape(N, K)
+    if found != expected:
+        raise ValueError(f"units {found}, expected {expected} for codes [{N}, {K}] of {format}")
     if format.group % SMALLEST_GROUP:
         raise ValueError(f"groups of {format.group}, allowed: multiples of {SMALLEST_GROUP}")
+    if format.span and (not format.group or format.span % format.group):
+        raise ValueError(f"spans of {format.span}, allowed: multiples of groups ({format.group})")
+    if format.zero and format.code != "int4":
+        raise ValueError(f"zero is {format.zero}, allowed for {format.code}: 0")
     needed = format.inputs is not None and format.inputs.needs_static
     if needed != (static_inputs is not None):
         raise ValueError(f"static inputs are {'missing' if needed else 'given'} for {format}")
@@ -173,18 +207,21 @@ def make_weight(
         codes = jnp.pad(codes, ((0, 0), (0, 0), (0, codes.shape[2] % 2)))
         codes = codes[:, :, ::2] | codes[:, :, 1::2] << 4
     scales = jnp.stack(parts).astype(format.scale_dtype)
-    return QuantWeight(codes, scales, (N, K), format, exponent, static_inputs=static_inputs)
+    made = QuantWeight(codes, scales, (N, K), format, exponent, static_inputs=static_inputs)
+    return made if units is None else replace(made, units=units.astype(jnp.float16))
 
 
 def weight_shapes(N: int, K: int, format: QuantFormat) -> QuantWeight:
     """A weight without its arrays, to compile for."""
     groups, _, _ = shape = format.codes_shape(N, K)
+    of_units = format.units_shape(N, K)
 
     def zeros() -> QuantWeight:
         codes = jnp.zeros(shape, format.code_dtype)
         scales = jnp.zeros((1 + format.minima, groups, N), format.scale_dtype)
         static = jnp.zeros(2) if format.inputs is not None and format.inputs.needs_static else None
-        return QuantWeight(codes, scales, (N, K), format, static_inputs=static)
+        units = jnp.zeros(of_units, jnp.float16) if of_units else None
+        return QuantWeight(codes, scales, (N, K), format, static_inputs=static, units=units)
 
     return jax.eval_shape(zeros)
 

@@ -29,11 +29,12 @@ from ..blocks import (
     BlockMatrix,
     Grid,
     bytes_of,
+    nibbles_of,
     powers_of_two,
     require_grid,
     require_scalar,
 )
-from ..integers import nibbles, unpack_apart, unpack_some
+from ..integers import unpack_apart, unpack_some, widened
 from ..layers import order_of, require_groups, require_setting, require_tensor
 from .schemes import Args, Scheme
 
@@ -89,8 +90,13 @@ def _packed(tensors: Tensors, layer: str, args: Args) -> BlockMatrix:
         minima=zeros is not None,
     )
 
-    def codes(start: int, stop: int) -> np.ndarray:
-        return unpack(packed.rows(start, stop), args.bits, K)
+    unit, words = (32, args.bits) if unpack is unpack_some else (32 // args.bits, 1)
+
+    def codes(start: int, stop: int, places: slice) -> np.ndarray:
+        around, inner = widened(places, unit, K)
+        columns = slice(around.start // unit * words, -(-around.stop * words // unit))
+        stored = packed.part(start, stop, columns)
+        return unpack(stored, args.bits, around.stop - around.start)[:, inner]
 
     return BlockMatrix(coding, shape, codes, scales, zeros, _order(tensors, layer, args, K))
 
@@ -199,7 +205,7 @@ def _fp4(
     scales = _grid(tensors, layer, "weight_scale", args, shape, types, convert)
     name = "compressed-tensors " + ("nvfp4" if group == 16 else "mxfp4")
     coding = Coding(name, 4, scales.group, table="e2m1")
-    return BlockMatrix(coding, shape, lambda i, j: nibbles(packed.rows(i, j)), scales)
+    return BlockMatrix(coding, shape, nibbles_of(packed), scales)
 
 
 def _mxfp8(tensors: Tensors, layer: str, args: Args) -> BlockMatrix:

@@ -24,8 +24,11 @@ WEIGHTS = {
     "int4": QuantFormat("int4", 32, minima=True),
     "int4, groups of 128": QuantFormat("int4", 128, minima=True),
     "int4, whole rows": QuantFormat("int4"),
+    "int4, groups of 16, a zero": QuantFormat("int4", 16, zero=4),
+    "int4, groups of 16, minima, spans": QuantFormat("int4", 16, minima=True, span=256),
     "int8": QuantFormat("int8", 32),
     "int8, groups of 64, minima": QuantFormat("int8", 64, minima=True),
+    "int8, groups of 16, spans": QuantFormat("int8", 16, span=256),
     "fp8, a scale a row": QuantFormat("fp8_e4m3"),
     "fp8, blocks": QuantFormat("fp8_e4m3", 128),
 }
@@ -121,15 +124,18 @@ def check(backend, format, size, dtype, *, out_dtype=None, seed=1):
     (M, N, K), rng = size, np.random.default_rng(seed)
     x = jnp.asarray(rng.standard_normal((M, K)), dtype)
     codes, scales, minima = random_codes(format, N, K, rng)
+    units = random_units(format, N, K, rng)
     needed = format.inputs is not None and format.inputs.needs_static
     static = STATIC[format.inputs.scales] if needed else None
-    weight = made(codes, scales, format, minima=minima, exponent=-3, static_inputs=static)
+    parts = {"minima": minima, "units": units, "static_inputs": static}
+    weight = made(codes, scales, format, exponent=-3, **parts)
     out = backend(x, weight, jnp.dtype(out_dtype or dtype))
 
     assert out.dtype == (out_dtype or dtype)
-    values = numbers(codes, format) * spread(scales, format, K)
+    of_scales, of_minima = [1, 1] if units is None else spread_units(units, format, K)
+    values = (numbers(codes, format) - format.zero) * spread(scales, format, K) * of_scales
     if minima is not None:
-        values += spread(minima, format, K)
+        values += spread(minima, format, K) * of_minima
     inputs = np.asarray(x, np.float64)
     if format.inputs is not None:
         inputs = rounded(inputs, format.inputs)
@@ -149,7 +155,14 @@ def random_codes(format, N, K, rng):
         codes[codes & 127 == 127] = 0  # NaN
     scales = rng.uniform(0.5, 1, (groups, N)).astype(format.scale_dtype)
     minima = rng.uniform(-9, 1, (groups, N)).astype(np.float16) if format.minima else None
-    return codes, scales, minima
+    if format.span:
+        scales, minima = (rng.integers(-128, 128, (groups, N), np.int8) for _ in range(2))
+    return codes, scales, minima if format.minima else None
+
+
+def random_units(format, N, K, rng):
+    shape = format.units_shape(N, K)
+    return None if shape is None else rng.uniform(0.5, 1, shape).astype(np.float16)
 
 
 def numbers(codes, format):
@@ -161,6 +174,12 @@ def numbers(codes, format):
 def spread(scales, format, K):
     """[groups, N] as [N, K]."""
     return np.repeat(scales.astype(np.float64).T, format.group or K, axis=1)[:, :K]
+
+
+def spread_units(units, format, K):
+    """Those of scales, and of minima, each [N, K]."""
+    found = [np.repeat(part.astype(np.float64).T, format.span, axis=1)[:, :K] for part in units]
+    return found[0], found[-1]
 
 
 def rounded(x, format):
@@ -230,10 +249,12 @@ def test_weights_with_a_zero_point_fit_as_minima():
     assert weight.codes.nbytes == codes.size // 2
 
 
-def test_rows_are_those_of_the_whole():
-    rng, format = np.random.default_rng(0), WEIGHTS["int4"]
+@pytest.mark.parametrize("name", ["int4", "int4, groups of 16, minima, spans"])
+def test_rows_are_those_of_the_whole(name):
+    rng, format = np.random.default_rng(0), WEIGHTS[name]
     codes, scales, minima = random_codes(format, 9, 70, rng)
-    weight = made(codes, scales, format, minima=minima)
+    units = random_units(format, 9, 70, rng)
+    weight = made(codes, scales, format, minima=minima, units=units)
     ids = jnp.asarray([3, 8, 3])
     rows, whole = jax.jit(lambda w: (w.rows(ids), w.dequantise()))(weight)
     np.testing.assert_array_equal(rows, whole[ids])
@@ -248,6 +269,14 @@ def test_what_does_not_fit_is_refused():
     ]:
         with pytest.raises(ValueError, match="expected"):
             make_weight(codes, scales, format, minima=minima)
+    spans = QuantFormat("int8", 32, span=64)
+    for format, units in [(spans, None), (QuantFormat("int8", 32), jnp.ones((1, 1, 5)))]:
+        with pytest.raises(ValueError, match=r"units .*expected"):
+            make_weight(codes, scales, format, units=units)
+    with pytest.raises(ValueError, match="spans of 48"):
+        make_weight(codes, scales, spans._replace(span=48), units=jnp.ones((1, 2, 5)))
+    with pytest.raises(ValueError, match="zero is 8, allowed for int8: 0"):
+        make_weight(codes, scales, QuantFormat("int8", 32, zero=8))
     with pytest.raises(ValueError, match="groups of 40"):
         make_weight(codes, scales, QuantFormat("int4", 40))
     static = QuantFormat("int8", 32, inputs=InputFormat("int8", static=True))

@@ -1,4 +1,5 @@
-// GGUF's quantised blocks, 32 weights at a time: codes with a scale and a minimum for each half.
+// GGUF's quantised blocks, 32 weights at a time: codes with a scale and a minimum for each half,
+// which are small integers times a unit of the whole block, or that unit itself.
 // Layouts are ggml's (ggml-common.h); the numbers of the types are those of the file format.
 #pragma once
 
@@ -14,12 +15,23 @@ enum class GgufType : int64_t {
 
 struct Group {
   uint8_t codes[32];
-  float scale[2], minimum[2];  // of each half; where a format has no minima these are unused
+  float unit, minimum_unit;     // of the block; half floats, but for their sign
+  int8_t scale[2], minimum[2];  // of each half; where a format has no minima these are unused
 
-  void Set(float s, float m = 0) {
-    scale[0] = scale[1] = s;
-    minimum[0] = minimum[1] = m;
+  void Units(float s, float m = 0) {
+    unit = s;
+    minimum_unit = m;
   }
+  void Halves(int s, int m = 1) {
+    scale[0] = scale[1] = int8_t(s);
+    minimum[0] = minimum[1] = int8_t(m);
+  }
+  void Set(float s, float m = 0) {
+    Units(s, m);
+    Halves(1);
+  }
+  float Scale(int half) const { return unit * float(scale[half]); }
+  float Minimum(int half) const { return minimum_unit * float(minimum[half]); }
   // Low halves of 16 bytes, then high halves.
   void Nibbles(const uint8_t* q) {
     for (int i = 0; i < 16; ++i) {
@@ -95,23 +107,23 @@ inline void DecodeGroup(GgufType type, const uint8_t* b, int j, Group& g) {
       for (int i = 0; i < 32; ++i) g.codes[i] = b[2 + i] ^ 0x80;
       return g.Set(HalfAt(b));
     case GgufType::kQ2_K: {  // scales[16] qs[64] d dmin
-      const float d = HalfAt(b + 80), dmin = HalfAt(b + 82);
+      g.Units(HalfAt(b + 80), -HalfAt(b + 82));
       for (int i = 0; i < 32; ++i) g.codes[i] = b[16 + 32 * n + i] >> shift & 3;
       for (int h = 0; h < 2; ++h) {
-        g.scale[h] = d * float(b[2 * j + h] & 15);
-        g.minimum[h] = -dmin * float(b[2 * j + h] >> 4);
+        g.scale[h] = b[2 * j + h] & 15;
+        g.minimum[h] = b[2 * j + h] >> 4;
       }
       return;
     }
     case GgufType::kQ3_K: {  // hmask[32] qs[64] scales[12] d
       const uint8_t* s = b + 96;
-      const float d = HalfAt(b + 108);
+      g.Units(HalfAt(b + 108));
       for (int i = 0; i < 32; ++i)
         g.codes[i] = (b[32 + 32 * n + i] >> shift & 3) | (b[i] >> j & 1) << 2;
       for (int h = 0; h < 2; ++h) {
         const int i = 2 * j + h;
         const int low = i < 8 ? s[i] & 15 : s[i - 8] >> 4;
-        g.scale[h] = d * float((low | (s[8 + i % 4] >> 2 * (i / 4) & 3) << 4) - 32);
+        g.scale[h] = int8_t((low | (s[8 + i % 4] >> 2 * (i / 4) & 3) << 4) - 32);
       }
       return;
     }
@@ -125,16 +137,17 @@ inline void DecodeGroup(GgufType type, const uint8_t* b, int j, Group& g) {
         g.codes[i] = j % 2 ? q[i] >> 4 : q[i] & 15;
         if (five) g.codes[i] |= (b[16 + i] >> j & 1) << 4;
       }
-      return g.Set(HalfAt(b) * float(scale), -HalfAt(b + 2) * float(minimum));
+      g.Units(HalfAt(b), -HalfAt(b + 2));
+      return g.Halves(scale, minimum);
     }
     case GgufType::kQ6_K: {  // ql[128] qh[64] scales[16] d
-      const float d = HalfAt(b + 208);
+      g.Units(HalfAt(b + 208));
       const uint8_t* low = b + 64 * n + 32 * (j % 2);
       for (int i = 0; i < 32; ++i) {
         const int four = j % 4 < 2 ? low[i] & 15 : low[i] >> 4;
         g.codes[i] = uint8_t(four | (b[128 + 32 * n + i] >> shift & 3) << 4);
       }
-      for (int h = 0; h < 2; ++h) g.scale[h] = d * float(int8_t(b[192 + 2 * j + h]));
+      for (int h = 0; h < 2; ++h) g.scale[h] = int8_t(b[192 + 2 * j + h]);
       return;
     }
     case GgufType::kIQ4_NL:
@@ -145,7 +158,8 @@ inline void DecodeGroup(GgufType type, const uint8_t* b, int j, Group& g) {
       std::memcpy(&high, b + 2, 2);
       const int low = b[4 + j / 2] >> 4 * (j % 2) & 15;
       g.Nibbles(b + 8 + 16 * j);
-      return g.Set(HalfAt(b) * float((low | (high >> 2 * j & 3) << 4) - 32));
+      g.Units(HalfAt(b));
+      return g.Halves((low | (high >> 2 * j & 3) << 4) - 32);
     }
   }
 }

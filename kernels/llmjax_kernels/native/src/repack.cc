@@ -77,8 +77,8 @@ float llmjax_greatest_scale(int64_t type, const uint8_t* data, int64_t row_bytes
     for (int64_t group = 0; group < K / 32; ++group) {
       source.At(row, group, g);
       for (int h = 0; h < 2; ++h) {
-        greatest = std::max(greatest, std::fabs(g.scale[h]));
-        if (minima) greatest = std::max(greatest, std::fabs(g.minimum[h]));
+        greatest = std::max(greatest, std::fabs(g.Scale(h)));
+        if (minima) greatest = std::max(greatest, std::fabs(g.Minimum(h)));
       }
     }
   return greatest;
@@ -104,11 +104,34 @@ void llmjax_pack_gguf(int64_t type, const uint8_t* data, int64_t row_bytes, int6
           PutCode(to + group * 64 * f.bits, f.bits, k, int(lane), g.codes[k]);
         for (int h = 0; h < 32 / f.group; ++h) {
           const int64_t at = (group * 32 / f.group + h) * 16 + lane;
-          scales[at] = ToHalf(g.scale[h] * factor);
-          if (f.minima()) minima[at] = ToHalf(g.minimum[h] * factor);
+          scales[at] = ToHalf(g.Scale(h) * factor);
+          if (f.minima()) minima[at] = ToHalf(g.Minimum(h) * factor);
         }
       }
   }
+}
+
+// Takes GGUF rows apart, without rounding: codes [N, K] one a byte; of scales, and of minima where
+// there are two parts, small integers [N, parts, K / group] and the half floats by which these are
+// multiplied [N, parts, K / weights of a block].
+void llmjax_gguf_parts(int64_t type, const uint8_t* data, int64_t row_bytes, int64_t N, int64_t K,
+                       int64_t group, int64_t parts, uint8_t* codes, int8_t* scales,
+                       uint16_t* units) {
+  const Source source{GgufType(type), data, row_bytes};
+  const int64_t groups = K / group, block = BlockWeights(source.type), blocks = K / block;
+  Group g;
+  for (int64_t row = 0; row < N; ++row)
+    for (int64_t at = 0; at < K / 32; ++at) {
+      source.At(row, at, g);
+      std::memcpy(codes + row * K + at * 32, g.codes, 32);
+      for (int64_t part = 0; part < parts; ++part) {
+        const int8_t* from = part ? g.minimum : g.scale;
+        for (int h = 0; h < 32 / group; ++h)
+          scales[(row * parts + part) * groups + at * 32 / group + h] = from[h];
+        const float unit = part ? g.minimum_unit : g.unit;
+        units[(row * parts + part) * blocks + at * 32 / block] = ToHalf(unit);
+      }
+    }
 }
 
 // Packs the codes of `tiles` tiles of rows that begin with K codes, one a byte.
