@@ -109,7 +109,7 @@ class Quantiser:
                 f"{name} ({matrix.coding.name}): products that round their inputs take groups of "
                 f"multiples of 16 weights, and these have {matrix.coding.group}"
             )
-        return format._replace(inputs=_input_format(matrix.inputs))
+        return format._replace(inputs=input_format(matrix.inputs))
 
     def _keep(self, name: str, uses: list[Use]) -> None:
         matrix, format = self._checkpoint.matrices[name], self._kept(name)
@@ -135,7 +135,7 @@ class Quantiser:
         return jax.block_until_ready(from_packed(packed))
 
 
-def _input_format(inputs: Inputs) -> InputFormat:
+def input_format(inputs: Inputs) -> InputFormat:
     """How kernels call it."""
     return InputFormat(
         inputs.code,
