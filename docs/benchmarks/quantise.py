@@ -8,7 +8,7 @@ tables of docs/quantisation.md. What is there is not made or judged again: it ca
 (`--models`, `--sides`, `--only`), and with more `--windows` later. A peer without a Python is left
 out. The sources are the catalogue's models: their files' values as floats, with channels in another
 order, which leaves a model what it was and puts the values on no grid. Text is WikiText-2
-(`LLMJAX_SHARED`, by default ../shared): its first 400,000 characters judge, the rest calibrates.
+(`LLMJAX_SHARED`, by default ../shared): its first 100,000 characters judge, the rest calibrates.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from quantise_cases import LLAMACPP, MODELS, OURS, SIDES, Case, Model, cases
 from quantise_judge import FIGURES, Judge, choices, sizes
 from tqdm.auto import tqdm
 
-from llmjax import quantize
+from llmjax import LLM, quantize
+from llmjax.bench import latency
 from llmjax.bench.reorder import reordered
 from llmjax.checkpoint import load_model, open_checkpoint, pull
 from llmjax.checkpoint.safetensors_write import write_safetensors
@@ -45,7 +46,7 @@ HERE = Path(__file__).parent
 SHARED = Path(os.environ.get("LLMJAX_SHARED", HERE.parents[1] / ".." / "shared"))
 ORACLES = HERE.parents[1] / "tests" / "oracles" / "data"
 RESULTS = HERE / "quantise.json"
-JUDGED_CHARACTERS = 400_000
+JUDGED_CHARACTERS = 100_000
 WINDOW = 512
 PROMPT, ANSWER = 64, 32
 """Tokens of a window that readers are given, and that they go on with."""
@@ -213,11 +214,24 @@ def measure(bench: Bench, args: argparse.Namespace, results: dict[str, Any]) -> 
         except subprocess.CalledProcessError as error:
             rows[f"{side} {case.name}"] = {"failed": f"ended with {error.returncode}"}
         save(results)
+    for name in args.speed:
+        row = rows[f"{OURS} {name}"]
+        if "speed" not in row:
+            row["speed"] = speed(bench.path(OURS, name))
+            save(results)
     for reader, python in (("transformers", args.transformers_python), ("vllm", args.vllm_python)):
         for name in args.read if python else ():
             if reader not in rows[f"{OURS} {name}"].get("readers", {}):
                 bench.read_by(reader, python, OURS, name, args.read_windows)
                 save(results)
+
+
+def speed(path: Path) -> dict[str, float]:
+    """Tokens a second: of one stream that decodes, and of a prompt of 512."""
+    with LLM(str(path), max_model_len=1024, max_num_seqs=1, background=False) as llm:
+        found = latency.measure(llm, (1,), steps=32, input_len=WINDOW, num_iters=5)
+    parts = {"decode": found.decode[1], "prefill": found.prefill}
+    return {name: round(times.tokens_per_second, 1) for name, times in parts.items()}
 
 
 def pythons_of(args: argparse.Namespace) -> dict[str, str | None]:
@@ -234,7 +248,8 @@ def main() -> None:
     names = [case.name for case in cases(1)]
     parser.add_argument("--only", nargs="+", choices=names, metavar="CASE", help=" ".join(names))
     parser.add_argument("--windows", type=int, default=16, help="of 512 tokens that judge")
-    parser.add_argument("--samples", type=int, default=16, help="of 512 tokens that calibrate")
+    parser.add_argument("--samples", type=int, default=8, help="of 512 tokens that calibrate")
+    parser.add_argument("--speed", nargs="+", choices=names, default=[], metavar="CASE")
     parser.add_argument("--read", nargs="+", choices=names, default=[], metavar="CASE")
     parser.add_argument("--read-windows", type=int, default=4)
     args = parser.parse_args()

@@ -16,6 +16,8 @@ PAGE = HERE.parent / "quantisation.md"
 PEERS = (GPTQMODEL, LLMCOMPRESSOR, LLAMACPP)
 FIRST = 16
 """Windows that every row has, unless the floats have fewer; more are the longer run."""
+SPEEDS = ["decode", "prefill"]
+"""Tokens a second, where they were measured."""
 BEGIN, END = "<!-- producing -->", "<!-- /producing -->"
 FAMILIES = {
     "int4": "C7",
@@ -63,13 +65,17 @@ def table(key: str, rows: dict[str, Row]) -> str:
     peers = [p for p in PEERS if any(f"{p} {name}" in rows for name in names)]
     header = ["", "bits", "MB", "perplexity", "KL", "same token"]
     header += [f"{longest} windows"] if longest > first else []
+    header += SPEEDS if any("speed" in row for row in found.values()) else []
     lines = [[*header, *peers], [":--", *["--:"] * (len(header) + len(peers) - 1)]]
     for name in ["floats", *names]:
         row = found.get(name if name == "floats" else f"{OURS} {name}")
         theirs = [rows.get(f"{peer} {name}") for peer in peers]
         if row is None and not any(theirs):
             continue
-        cells = _ours(row, first, longest) if row else [""] * (len(header) - 1)
+        cells = _ours(row, first, longest) if row else []
+        if row and "speed" in row:
+            cells += [f"{row['speed'][name]:,.0f}" for name in SPEEDS]
+        cells += [""] * (len(header) - 1 - len(cells))
         title = "floats (bfloat16)" if name == "floats" else f"`{name}`"
         lines.append([title, *cells, *(_theirs(row, other, first) for other in theirs)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
