@@ -132,7 +132,7 @@ class Quantiser:
                 f"{name} ({matrix.coding.name}): products that round their inputs take groups of "
                 f"multiples of 16 weights, and these have {matrix.coding.group}"
             )
-        return format._replace(inputs=_input_format(matrix.inputs))
+        return format._replace(inputs=input_format(matrix.inputs))
 
     def _keep(self, name: str, uses: list[Use]) -> None:
         matrix, format = self._checkpoint.matrices[name], self._kept(name)
@@ -231,7 +231,7 @@ def _of_each(rows: CodedRows, function: Callable[[np.ndarray], np.ndarray]) -> C
     )
 
 
-def _input_format(inputs: Inputs) -> InputFormat:
+def input_format(inputs: Inputs) -> InputFormat:
     """How kernels call it."""
     return InputFormat(
         inputs.code,

@@ -8,7 +8,7 @@ import os
 import sys
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
+os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")  # by itself it has fewer than it asks for
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from gptqmodel import GPTQModel, QuantizeConfig
 src, dst, windows, settings = sys.argv[1:]
 rows = [
     {"input_ids": torch.tensor(ids), "attention_mask": torch.ones(len(ids), dtype=torch.long)}
-    for ids in np.load(windows)
+    for ids in np.load(windows).astype(np.int64)
 ]
 model = GPTQModel.load(src, QuantizeConfig(device="cpu", **json.loads(settings)))
 model.quantize(rows, batch_size=1)

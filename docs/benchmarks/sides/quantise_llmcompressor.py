@@ -1,8 +1,11 @@
 """GPTQ, AWQ, SmoothQuant or rounding to nearest by llmcompressor, from the same windows as ours.
 
-Usage: quantise_llmcompressor.py SRC DST WINDOWS.npy gptq|awq|smoothquant|int8|fp8|nvfp4|mxfp4 GROUP
+Usage: quantise_llmcompressor.py SRC DST WINDOWS.npy JSON, where JSON has "modifier" (nearest, gptq,
+awq or smoothquant) and "scheme", a name of its own, or "weights" and "inputs", arguments of
+`QuantizationArgs`.
 """
 
+import json
 import sys
 
 import numpy as np
@@ -14,45 +17,46 @@ from llmcompressor.modifiers.quantization import GPTQModifier, QuantizationModif
 from llmcompressor.modifiers.transform.awq import AWQModifier
 from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
 from llmcompressor.pipelines.cache import IntermediatesCache
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-src, dst, windows, method, group = sys.argv[1:]
-# It pins memory, which needs an accelerator.
-IntermediatesCache._pin_intermediate = classmethod(lambda cls, i: None)
+src, dst, windows, asked = sys.argv[1:]
+asked = json.loads(asked)
+if not torch.cuda.is_available():
+    # It pins memory, which needs an accelerator.
+    IntermediatesCache._pin_intermediate = classmethod(lambda cls, i: None)
 
-
-def int4(symmetric):
-    args = QuantizationArgs(
-        num_bits=4, type="int", symmetric=symmetric, strategy="group", group_size=int(group)
-    )
-    return {"group_0": QuantizationScheme(targets=["Linear"], weights=args)}
-
-
-def plain(scheme):
-    return QuantizationModifier(targets="Linear", scheme=scheme, ignore=["lm_head"])
-
-
-RECIPES = {
-    "gptq": lambda: [GPTQModifier(config_groups=int4(True), ignore=["lm_head"])],
-    "awq": lambda: [
-        AWQModifier(),
-        QuantizationModifier(config_groups=int4(False), ignore=["lm_head"]),
+what = {"ignore": ["lm_head"]}
+if "scheme" in asked:
+    what |= {"targets": "Linear", "scheme": asked["scheme"]}
+else:
+    parts = {"weights": asked["weights"], "input_activations": asked.get("inputs")}
+    args = {
+        name: QuantizationArgs(**({"type": "int", "symmetric": True} | given))
+        for name, given in parts.items()
+        if given
+    }
+    what["config_groups"] = {"group_0": QuantizationScheme(targets=["Linear"], **args)}
+recipe = {
+    "nearest": lambda: [QuantizationModifier(**what)],
+    "gptq": lambda: [GPTQModifier(**what)],
+    "awq": lambda: [AWQModifier(), QuantizationModifier(**what)],
+    "smoothquant": lambda: [
+        SmoothQuantModifier(smoothing_strength=0.8),
+        QuantizationModifier(**what),
     ],
-    "smoothquant": lambda: [SmoothQuantModifier(smoothing_strength=0.8), plain("W8A8")],
-    "int8": lambda: [plain("W8A8")],
-    "fp8": lambda: [plain("FP8_DYNAMIC")],
-    "nvfp4": lambda: [plain("NVFP4A16")],
-    "mxfp4": lambda: [plain("MXFP4A16")],
-}
+}[asked["modifier"]]()
 
 rows = np.load(windows).tolist()
 data = Dataset.from_list([{"input_ids": row, "attention_mask": [1] * len(row)} for row in rows])
+tokenizer = AutoTokenizer.from_pretrained(src)
 model = AutoModelForCausalLM.from_pretrained(src, dtype=torch.bfloat16)
 oneshot(
     model=model,
+    tokenizer=tokenizer,
     dataset=data,
-    recipe=RECIPES[method](),
+    recipe=recipe,
     max_seq_length=len(rows[0]),
     num_calibration_samples=len(rows),
 )
 model.save_pretrained(dst, save_compressed=True)
+tokenizer.save_pretrained(dst)
