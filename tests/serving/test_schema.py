@@ -212,6 +212,8 @@ def test_fields_that_ask_for_nothing_are_accepted():
         ("messages", {}),
         ("chat_template_kwargs", {"messages": []}),
         ("chat_template_kwargs", {"self": 1}),
+        ("chat_template_kwargs", {"split_special_tokens": False}),
+        ("split_special_tokens", "no"),
     ],
 )
 def test_chat_refuses(field, value):
