@@ -74,6 +74,8 @@ BAD_SAMPLING = [
     ("logit_bias", {"-1": 5}),
     ("logit_bias", {"abc": 1}),
     ("logit_bias", {"٣": 1}),
+    ("logit_bias", {"7": 1, "07": -1}),
+    ("logit_bias", {"": 1}),
     ("logit_bias", {"0": 1e30}),
     ("logit_bias", {"9" * 5000: 1}),
     ("temperature", 10**400),
@@ -345,6 +347,25 @@ def test_completion_best_of_has_no_other_meaning_than_n():
     assert completion(n=3, best_of=3).params.n == 3
     with pytest.raises(InvalidRequestError, match="the value of n"):
         completion(n=1, best_of=3)
+
+
+@pytest.mark.parametrize(
+    ("parse", "field", "value"),
+    [
+        *((parse, name, 0) for parse in (completion, chat) for name in ("prompt_logprobs", "seed")),
+        *((parse, "top_p", 0.5) for parse in (completion, chat)),
+        (completion, "logprobs", 0),
+        (chat, "logprobs", True),
+        (completion, "stop", "x"),
+        (completion, "response_format", {"type": "json_object"}),
+    ],
+)
+def test_what_a_beam_search_does_not_give_is_refused(parse, field, value):
+    nothing = {"top_p": 1, "presence_penalty": 0, "stop": [], "echo": False, "min_tokens": 0}
+    assert parse(use_beam_search=True, n=2, **nothing).beam.beam_width == 2
+    with pytest.raises(InvalidRequestError, match="none in a beam search") as caught:
+        parse(**{"use_beam_search": True, **nothing, field: value})
+    assert caught.value.param == field
 
 
 def test_prompt_logprobs_are_not_streamed():
