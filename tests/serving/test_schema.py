@@ -56,6 +56,8 @@ BAD_SAMPLING = [
     ("stop", ""),
     ("stop", [1]),
     ("stop", ["a"] * 65),
+    ("stop", ["a" * 2000] * 3),
+    ("bad_words", ["a" * 100] * 200),
     ("stop_token_ids", [-1]),
     ("stop_token_ids", [100]),
     ("stop_token_ids", "a"),
