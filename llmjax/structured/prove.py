@@ -70,7 +70,7 @@ def answer(about: dict[str, Any]) -> None:
         kind, text = json.loads(line)
         try:
             told = ["", compiled(tokenizer, limits, kind, text)]
-        except Exception as error:
+        except BaseException as error:  # a panic of Rust's is no Exception
             told = [str(error) or type(error).__name__, ""]
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(told), flush=True)
@@ -80,7 +80,9 @@ def main() -> None:
     # Who started it ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    memory = MEMORY_BYTES if most == resource.RLIM_INFINITY else min(MEMORY_BYTES, most)
+    resource.setrlimit(resource.RLIMIT_AS, (memory, most))
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=answer, args=(json.loads(sys.stdin.readline()),))
     thread.start()

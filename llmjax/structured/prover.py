@@ -61,7 +61,10 @@ class Prover:
             process = self._process or self._start()
             told = _ask(process, [kind, text])
             if told is None:
+                code = process.wait()
                 self._end()
+                if code >= 0:  # nothing has killed it
+                    raise RuntimeError("the process that compiles grammars does not run")
                 raise refuse(label, TOO_MUCH.format(self._seconds))
         problem, source = told
         if problem:

@@ -68,6 +68,12 @@ def test_a_process_that_somebody_ends_is_started_again(prover):
     prover.check("start: /b/", "grammar")
 
 
+def test_a_process_that_does_not_run_is_no_fault_of_the_grammar(monkeypatch):
+    monkeypatch.setattr("sys.executable", "/bin/true")
+    with pytest.raises(RuntimeError, match="does not run"):
+        Prover().check("start: /a/", "grammar")
+
+
 def test_no_process_is_left():
     ended, dropped = Prover(), Prover()
     processes = []
