@@ -41,8 +41,10 @@ from .thinking import ThinkingBudget
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-_REMEMBERED = 256
-"""Compiled grammars."""
+_REMEMBERED, _CHARS_REMEMBERED = 256, 500_000
+"""Compiled grammars, and characters of what they were asked as: each is some hundred bytes."""
+_CHARS_KEPT = 16_384
+"""Of a schema that is remembered to be sound."""
 _LIMITS = LLParserLimits(initial_lexer_fuel=FUEL, verbose_errors=False)
 
 
@@ -147,8 +149,9 @@ class GrammarCompiler:
             if future is None or (future.done() and future.exception() is not None):
                 future = self._known[wanted] = self._pool.submit(self._compile, wanted)
             self._known.move_to_end(wanted)
-            if len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
+            size = sum(one.size for one in self._known)
+            while len(self._known) > _REMEMBERED or size > _CHARS_REMEMBERED:
+                size -= self._known.popitem(last=False)[0].size
             return future
 
     def close(self) -> None:
@@ -186,7 +189,9 @@ class GrammarCompiler:
 
 def check_json(schema: Any, label: str) -> None:
     """Raises InvalidRequestError, which names `label`, where no JSON can be bound to the schema."""
-    _check_source(_from_json(schema, StructuredOutputs(json_object=True), label), label)
+    source = _from_json(schema, StructuredOutputs(json_object=True), label)
+    check = _check_source if len(source) <= _CHARS_KEPT else _check_source.__wrapped__
+    check(source, label)
 
 
 @lru_cache(1024)

@@ -15,14 +15,15 @@ import resource
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 
 STACK_BYTES = 1 << 20
 """Half of the smallest stack on which a grammar is followed, that of a thread of Rust's."""
-MEMORY_BYTES = 4 << 30
-"""Of addresses, Python and libraries included."""
+MEMORY_BYTES = 64 << 20
+"""For one grammar, beside what the program has to begin with."""
 
 
 class Vocabulary:
@@ -65,24 +66,35 @@ def answer(about: dict[str, Any]) -> None:
     vocabulary = Vocabulary(about["size"], about["special"], about["eos"])
     wrapped = TokenizerWrapper(vocabulary)
     tokenizer = LLTokenizer(wrapped, n_vocab=about["size"], eos_token=about["eos"])
+    bound_memory()
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_PROF, about["seconds"])
         kind, text = json.loads(line)
         try:
             told = ["", compiled(tokenizer, limits, kind, text)]
+        except MemoryError:
+            signal.raise_signal(signal.SIGABRT)
         except BaseException as error:  # a panic of Rust's is no Exception
             told = [str(error) or type(error).__name__, ""]
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(told), flush=True)
 
 
+def bound_memory() -> None:
+    """To what is taken by now, and what one grammar may take."""
+    if sys.platform != "linux":
+        return  # who else has no /proc bounds no addresses
+    has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = has + MEMORY_BYTES
+    soft = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, most))
+
+
 def main() -> None:
     # Who started it ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    memory = MEMORY_BYTES if most == resource.RLIM_INFINITY else min(MEMORY_BYTES, most)
-    resource.setrlimit(resource.RLIMIT_AS, (memory, most))
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=answer, args=(json.loads(sys.stdin.readline()),))
     thread.start()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from .limits import refuse
@@ -15,7 +17,7 @@ from .limits import refuse
 FUEL = 2_000_000
 """llguidance's own measure of how much work a grammar's lexer may be."""
 SECONDS = 2.0
-TOO_MUCH = "it is nested too deeply, or compiling it takes more than {:g} seconds or 4 GiB"
+TOO_MUCH = "it is nested too deeply, or compiling it takes more than {:g} seconds or 64 MiB"
 
 
 class Prover:
@@ -40,6 +42,7 @@ class Prover:
         self._about = json.dumps(about)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
+        self._has_answered = False
         self._finish: weakref.finalize | None = None
 
     def check(self, source: str, label: str) -> None:
@@ -58,20 +61,37 @@ class Prover:
         with self._lock:
             if self._process is not None and self._process.poll() is not None:
                 self._end()  # somebody else has ended it
-            process = self._process or self._start()
-            told = _ask(process, [kind, text])
-            if told is None:
-                code = process.wait()
-                self._end()
-                if code >= 0:  # nothing has killed it
-                    raise RuntimeError("the process that compiles grammars does not run")
-                raise refuse(label, TOO_MUCH.format(self._seconds))
+            told, code = self._ask([kind, text])
+            if code == -signal.SIGABRT and self._has_answered:
+                # For want of memory, of which others before it may have left less.
+                told, code = self._ask([kind, text])
+        if code > 0 or (told is None and code == 0):
+            raise RuntimeError("the process that compiles grammars does not run")
+        if told is None:
+            raise refuse(label, TOO_MUCH.format(self._seconds))
         problem, source = told
         if problem:
             raise refuse(label, problem)
         return source
 
+    def _ask(self, question: list[str]) -> tuple[list[str] | None, int]:
+        """The answer; None, and how the process has ended, where it has died of the question."""
+        process = self._process or self._start()
+        assert process.stdin is not None and process.stdout is not None
+        line = ""
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(question) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        if line:
+            self._has_answered = True
+            return json.loads(line), 0
+        code = process.wait()
+        self._end()
+        return None, code
+
     def _start(self) -> subprocess.Popen[str]:
+        self._has_answered = False
         process = self._process = subprocess.Popen(
             [sys.executable, "-P", str(Path(__file__).with_name("prove.py"))],
             stdin=subprocess.PIPE,
@@ -88,18 +108,6 @@ class Prover:
         self._process = None
         if self._finish is not None:
             self._finish()
-
-
-def _ask(process: subprocess.Popen[str], question: list[str]) -> list[str] | None:
-    """The answer; None where it has died of the question."""
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        process.stdin.write(json.dumps(question) + "\n")
-        process.stdin.flush()
-        line = process.stdout.readline()
-    except BrokenPipeError:
-        return None
-    return json.loads(line) if line else None
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

@@ -20,12 +20,15 @@ def chain(count: int) -> str:
 
 @pytest.fixture
 def prover():
-    prover = Prover(300, {0: "<s>", 1: "<end>"}, [1], seconds=0.3)
+    prover = Prover(300, {0: "<s>", 1: "<end>"}, [1], seconds=1.0)
     yield prover
     prover.close()
 
 
-@pytest.mark.parametrize("bad", [chain(20_000), "start: /" + "a?" * 50_000 + "/"])
+LARGE = "start: " + " ".join(f'"a{i}"' for i in range(20_000))
+
+
+@pytest.mark.parametrize("bad", [chain(20_000), "start: /" + "a?" * 50_000 + "/", LARGE])
 def test_what_kills_the_compiler_is_refused_alone(prover, bad):
     for source in (chain(100), 'start: "a" <end> <[0]>', "start: /[ab]+/"):
         with pytest.raises(
