@@ -230,6 +230,8 @@ async def test_the_prompt_of_a_conversation_can_be_seen():
         response = await client.post(f"{URL}/render", json=body)
         assert response.status == 200
         told = await response.json()
+        cut = await client.post(f"{URL}/render", json=body | {"truncate_prompt_tokens": 11})
+        assert (await cut.json())["prompt"] == "<assistant>"
         assert (await client.post(f"{URL}/render", json={"messages": []})).status == 400
     assert told["prompt"] == "<user>hi<assistant>"
     assert bytes(told["prompt_token_ids"]).decode() == told["prompt"]
