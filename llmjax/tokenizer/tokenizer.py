@@ -285,8 +285,10 @@ class Tokenizer:
         """Special tokens that `encode_pair` adds."""
         return self.backend.num_special_tokens_to_add(is_pair=True)
 
-    def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+    def encode_infill(self, prefix: str, suffix: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text with a gap, for the model to fill.
+
+        With `add_special_tokens` they begin with BOS where the model wants it.
 
         Raises:
             InvalidRequestError: the model has no tokens for that.
@@ -296,7 +298,7 @@ class Tokenizer:
             if len(ids) == len(names):
                 before, after, middle = ids
                 text = [before, *self._encode(prefix), after, *self._encode(suffix), middle]
-                return self._begin(text)
+                return self._begin(text) if add_special_tokens else text
         raise InvalidRequestError(
             "suffix: the model has no fill-in-the-middle tokens; leave it out", param="suffix"
         )
