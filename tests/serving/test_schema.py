@@ -379,6 +379,8 @@ def test_prompt_logprobs_are_not_streamed():
 
 def test_tokenize_reads_text_or_messages():
     assert parse_tokenize({"prompt": "a"}, LIMITS).add_special_tokens
+    assert parse_tokenize({"prompt": "a", "messages": None}, LIMITS).prompt == "a"
+    assert parse_tokenize({"prompt": None, "messages": [USER]}, LIMITS).prompt.messages == [USER]
     request = parse_tokenize({"messages": [USER], "add_generation_prompt": False}, LIMITS)
     assert request.prompt.add_generation_prompt is False
     with pytest.raises(InvalidRequestError, match="prompt is required"):
