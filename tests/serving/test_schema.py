@@ -385,7 +385,7 @@ def test_tokenize_reads_text_or_messages():
     assert request.prompt.add_generation_prompt is False
     with pytest.raises(InvalidRequestError, match="prompt is required"):
         parse_tokenize({}, LIMITS)
-    with pytest.raises(InvalidRequestError, match="unknown field: prompt"):
+    with pytest.raises(InvalidRequestError, match="prompt is not supported with the value"):
         parse_tokenize({"messages": [USER], "prompt": "a"}, LIMITS)
 
 
