@@ -14,7 +14,7 @@ MAX_DEPTH = 64
 """Of values within values."""
 
 _PLAIN = re.compile(r'[^"\\]*')
-_SCALAR = re.compile(r"[-+.\w]*")
+SCALAR = re.compile(r"[-+.\w]*")
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _OTHER_SPACE = re.compile(r"[^\S \t\n\r]")
 _HEX = frozenset("0123456789abcdefABCDEF")
@@ -69,9 +69,7 @@ class _Json:
             self._say()
             yield from reader.items(*(("}", member) if first == "{" else ("]", value)))
         else:
-            word = load_json((yield from reader.run(_SCALAR)))
-            if isinstance(word, float) and not math.isfinite(word):
-                raise MalformedError
+            yield from read_scalar(reader)
         self._say()
 
     def _say(self) -> None:
@@ -132,9 +130,22 @@ def hex_digit(reader: Reader) -> Reading[str]:
     return digit
 
 
+def read_scalar(reader: Reader) -> Reading[str]:
+    """A number, true, false or null, as it is written."""
+    word = yield from reader.run(SCALAR)
+    check_scalar(word)
+    return word
+
+
+def check_scalar(word: str) -> None:
+    value = load_json(word)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise MalformedError
+
+
 class JsonTeller:
     """Tells the JSON of values that are written in another way, as far as it is sure: in pieces
-    that make what `dump_json` makes of the whole.
+    that make what `dump_json` makes of the whole, but for numbers, which stay as they are written.
 
     What is called raises MalformedError where JSON has no such text or number.
     """

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import re
 
-from ..json_text import MAX_DEPTH, JsonTeller, dump_json, load_json
+from ..json_text import MAX_DEPTH, JsonTeller, read_scalar
 from ..reader import MalformedError, Reader, Reading
 from .base import Calls, Syntax, arguments_teller
 
 _CALL, _END_CALL, _ESCAPE = "<start_function_call>", "<end_function_call>", "<escape>"
 _NAME = re.compile(r"[\w.-]*")
 _KEY = re.compile(r"[^:{}\[\],<>\s]*")
-_SCALAR = re.compile(r"[-+.\w]*")
 
 
 class FunctionGemma(Syntax):
@@ -57,7 +56,7 @@ class FunctionGemma(Syntax):
             yield from reader.tell_until(_ESCAPE, json.characters)
             json.say('"')
         else:
-            json.say(dump_json(load_json((yield from reader.run(_SCALAR)))))
+            json.say((yield from read_scalar(reader)))
 
     def _key(self, reader: Reader) -> Reading[str]:
         if (yield from reader.maybe(_ESCAPE)):

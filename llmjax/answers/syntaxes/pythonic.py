@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from ..json_text import MAX_DEPTH, JsonTeller, dump_json, hex_digit, load_json
+from ..json_text import MAX_DEPTH, SCALAR, JsonTeller, check_scalar, hex_digit
 from ..reader import MalformedError, Reader, Reading
 from .base import Calls, Syntax, arguments_teller
 
 _NAME = re.compile(r"[\w.-]*")
 _KEY = re.compile(r"\w*")
-_SCALAR = re.compile(r"[-+.\w]*")
 _PLAIN = {quote: re.compile(rf"[^{quote}\\]*") for quote in "'\""}
 _LISTS = {"[": "]", "(": ")"}
-_WORDS = {"True": True, "False": False, "None": None}
+_WORDS = {"True": "true", "False": "false", "None": "null"}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
 _DIGITS = {"x": 2, "u": 4, "U": 8}
 
@@ -90,8 +89,10 @@ class Pythonic(Syntax):
             json.say("[")
             yield from json.items(reader, _LISTS[first], "]", item)
         else:
-            word = yield from reader.run(_SCALAR)
-            json.say(dump_json(_WORDS[word] if word in _WORDS else load_json(word)))
+            word = yield from reader.run(SCALAR)
+            if word not in _WORDS:
+                check_scalar(word)
+            json.say(_WORDS.get(word, word))
 
     def _quote(self, reader: Reader) -> Reading[str]:
         quote = yield from reader.peek()
