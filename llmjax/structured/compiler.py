@@ -190,8 +190,10 @@ class GrammarCompiler:
 def check_json(schema: Any, label: str) -> None:
     """Raises InvalidRequestError, which names `label`, where no JSON can be bound to the schema."""
     source = _from_json(schema, StructuredOutputs(json_object=True), label)
-    check = _check_source if len(source) <= _CHARS_KEPT else _check_source.__wrapped__
-    check(source, label)
+    if len(source) <= _CHARS_KEPT:
+        _check_source(source, label)
+    else:
+        _prover().check(source, label)
 
 
 @lru_cache(1024)
