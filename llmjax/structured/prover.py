@@ -16,8 +16,8 @@ from .limits import refuse
 
 FUEL = 2_000_000
 """llguidance's own measure of how much work a grammar's lexer may be."""
-SECONDS = 2.0
-TOO_MUCH = "it is nested too deeply, or compiling it takes more than {:g} seconds or 64 MiB"
+SECONDS = 1.0
+TOO_MUCH = "it is nested too deeply, or compiling it takes more than {:g} s or 64 MiB"
 
 
 class Prover:
