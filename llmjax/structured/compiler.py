@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 from jaxtyping import Int
@@ -293,7 +293,7 @@ def _from_structural_tag(value: Any, wanted: StructuredOutputs, label: str) -> s
     return StructTag.to_grammar(tags, assume_special=False)
 
 
-def _are_texts(values: Any) -> bool:
+def _are_texts(values: Any) -> TypeGuard[list[str]]:
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
