@@ -14,7 +14,7 @@ from llmjax_serving.schema.chat import FIELDS as CHAT_FIELDS
 from llmjax_serving.schema.completion import COMPLETION_NO_OPS, parse_completion
 from llmjax_serving.schema.completion import FIELDS as COMPLETION_FIELDS
 from llmjax_serving.schema.sampling import OPTIONS, SAMPLING, Limits
-from llmjax_serving.schema.tokens import parse_detokenize, parse_tokenize
+from llmjax_serving.schema.tokens import TOKENIZE_CHAT, parse_detokenize, parse_tokenize
 
 LIMITS = Limits(vocab_size=100, max_logprobs=20, max_prompts=5, defaults={})
 USER = {"role": "user", "content": "hi"}
@@ -379,7 +379,8 @@ def test_prompt_logprobs_are_not_streamed():
 
 def test_tokenize_reads_text_or_messages():
     assert parse_tokenize({"prompt": "a"}, LIMITS).add_special_tokens
-    assert parse_tokenize({"prompt": "a", "messages": None}, LIMITS).prompt == "a"
+    nulls = dict.fromkeys(TOKENIZE_CHAT)
+    assert parse_tokenize({**nulls, "prompt": "a"}, LIMITS).prompt == "a"
     assert parse_tokenize({"prompt": None, "messages": [USER]}, LIMITS).prompt.messages == [USER]
     request = parse_tokenize({"messages": [USER], "add_generation_prompt": False}, LIMITS)
     assert request.prompt.add_generation_prompt is False
