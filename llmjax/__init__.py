@@ -15,7 +15,7 @@ from .advise import advise
 from .beam_search import BeamSearchParams
 from .message import ChatMessage, ToolCall
 from .output import CompletionOutput, Logprob, RequestOutput
-from .pooled import EmbeddingOutput, RerankOutput, ScoreOutput
+from .pooled import EmbeddingOutput, PoolingOutput, RerankOutput, ScoreOutput
 from .quantize import quantize
 from .request import RequestOptions, SamplingParams
 from .structured_outputs import StructuredOutputs
@@ -31,6 +31,7 @@ __all__ = [
     "CompletionOutput",
     "EmbeddingOutput",
     "Logprob",
+    "PoolingOutput",
     "RequestOptions",
     "RequestOutput",
     "RerankOutput",

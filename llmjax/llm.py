@@ -182,7 +182,9 @@ class LLM(PoolingAPI):
             priority, options: as in `generate`.
             tools, tool_choice, parallel_tool_calls: functions that the model may call, or must,
                 as in OpenAI's API.
-            template: passed on to the chat template, such as `enable_thinking`.
+            template: passed on to the chat template, such as `enable_thinking`; or
+                `split_special_tokens=False`, where special tokens that are written in messages
+                are to be more than text.
 
         Returns:
             Outputs as of `generate`; the `message` of each choice has content, reasoning and calls

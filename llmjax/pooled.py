@@ -11,6 +11,10 @@ from .errors import InvalidRequestError
 if TYPE_CHECKING:
     import numpy as np
 
+POOLING_TASKS = ("embed", "token_embed", "classify")
+"""What may be asked of a model that pools: a vector of a text, one of each of its tokens, or the
+score of a text alone."""
+
 
 @dataclass(frozen=True, eq=False)
 class EmbeddingOutput:
@@ -20,6 +24,17 @@ class EmbeddingOutput:
     """
 
     embedding: np.ndarray
+    prompt_token_ids: list[int]
+
+
+@dataclass(frozen=True, eq=False)
+class PoolingOutput:
+    """Attributes:
+    data: float32: [T, D] of each token, [D] of a text, or [1], its score.
+    prompt_token_ids: as `EmbeddingOutput.prompt_token_ids`, the T tokens.
+    """
+
+    data: np.ndarray
     prompt_token_ids: list[int]
 
 
@@ -69,7 +84,7 @@ def best_first(scores: Sequence[float]) -> list[int]:
 
 def cannot_generate(name: str, task: str) -> InvalidRequestError:
     """What asking a model that embeds or scores for text is answered with."""
-    does = "embeds texts: /v1/embeddings, LLM.embed, and /score, /rerank by similarity"
+    does = "embeds texts: /v1/embeddings, LLM.embed, LLM.encode, and /score, /rerank by similarity"
     if task == "score":
         does = "scores pairs of texts: /score, /rerank, LLM.score, LLM.rerank"
     return InvalidRequestError(f"{name} does not generate text; it {does}", code="unsupported_task")

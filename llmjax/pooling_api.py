@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from .arguments import Prompt, as_batch, as_token_ids, is_list, refused
 from .engine.pooling import PoolingEngine
 from .engine.pooling_inputs import Plan
-from .pooled import EmbeddingOutput, RerankOutput, ScoreOutput, best_first, pair_up
+from .pooled import (
+    POOLING_TASKS,
+    EmbeddingOutput,
+    PoolingOutput,
+    RerankOutput,
+    ScoreOutput,
+    best_first,
+    pair_up,
+)
 
 _TEXT = "a string, or a list of token ids"
 
@@ -41,11 +51,8 @@ class PoolingAPI:
         Raises:
             InvalidRequestError: a text cannot be embedded, or the model does not embed.
         """
-        read = [
-            t if isinstance(t, str) else as_token_ids(t, "texts", _TEXT) for t in as_batch(texts)
-        ]
         plan = self.pooler.inputs.embeddings(
-            read,
+            _inputs(texts),
             param="texts",
             truncate=truncate_prompt_tokens,
             prompt_name=prompt_name,
@@ -53,6 +60,41 @@ class PoolingAPI:
         )
         ids = [i.token_ids for i in plan.inputs]
         return [EmbeddingOutput(v, i) for v, i in zip(self._finish(plan), ids, strict=True)]
+
+    def encode(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        pooling_task: str | None = None,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[PoolingOutput]:
+        """What the model makes of each text: a vector of each of its tokens, of all, or a score.
+
+        Args:
+            pooling_task: "token_embed", one of each token, special ones too, and what None is where
+                the model embeds; "embed", as `embed`; "classify", the score that a cross-encoder
+                gives a text alone.
+            prompt_name, dimensions, truncate_prompt_tokens: as in `embed`, the first two not for
+                "classify".
+
+        Raises:
+            InvalidRequestError: a text cannot be encoded, or the model has no such task.
+        """
+        if pooling_task not in (None, *POOLING_TASKS):
+            raise refused("pooling_task", pooling_task, f"{', '.join(POOLING_TASKS)}, or None")
+        plan = self.pooler.inputs.of_task(
+            pooling_task,
+            _inputs(texts),
+            param="texts",
+            truncate=truncate_prompt_tokens,
+            prompt_name=prompt_name,
+            dimensions=dimensions,
+        )
+        ids = [i.token_ids for i in plan.inputs]
+        answers = [np.asarray(answer, np.float32) for answer in self._finish(plan)]
+        return [PoolingOutput(a, i) for a, i in zip(answers, ids, strict=True)]
 
     def score(
         self,
@@ -115,6 +157,10 @@ class PoolingAPI:
         finally:
             for future in futures:
                 future.cancel()  # Ctrl-C: what has not begun need not
+
+
+def _inputs(texts: Prompt | Sequence[Prompt]) -> list[str | list[int]]:
+    return [t if isinstance(t, str) else as_token_ids(t, "texts", _TEXT) for t in as_batch(texts)]
 
 
 def _texts(values: Any, param: str) -> list[str]:

@@ -13,7 +13,10 @@ from .errors import InvalidRequestError, LlmjaxError
 from .structured_outputs import Reasoning, StructuredOutputs
 
 MAX_STOPS = 64
+MAX_STOP_CHARS = 4096
+"""Of all stop strings together: all that may begin one is looked through at each token."""
 MAX_BAD_WORDS = 1000
+MAX_BAD_CHARS = 16_384
 MAX_FLOAT = 3e38
 """The device counts in float32."""
 MAX_TIMEOUT = 1e9
@@ -152,19 +155,21 @@ class SamplingParams:
 
     def _check_lists(self) -> None:
         stop, ids, bias = self.stop or (), self.stop_token_ids or (), self.logit_bias or {}
-        ok = len(stop) <= MAX_STOPS and all(stop)
-        require(ok, "stop", self.stop, f"up to {MAX_STOPS} non-empty strings")
+        ok = len(stop) <= MAX_STOPS and all(stop) and sum(map(len, stop)) <= MAX_STOP_CHARS
+        allowed = f"up to {MAX_STOPS} non-empty strings, together of {MAX_STOP_CHARS} characters"
+        require(ok, "stop", self.stop, allowed)
         require(self.detokenize or not stop, "stop", self.stop, "none where detokenize is false")
         ok = len(ids) <= MAX_STOPS and all(i >= 0 for i in ids)
         require(ok, "stop_token_ids", ids, f"up to {MAX_STOPS} token ids")
         ok = all(i >= 0 and abs(v) <= 100 for i, v in bias.items())
         require(ok, "logit_bias", bias, "token ids with values from -100 to 100")
-        allowed = self.allowed_token_ids
-        ok = allowed is None or (len(allowed) > 0 and min(allowed) >= 0)
-        require(ok, "allowed_token_ids", allowed, "one or more token ids")
+        only = self.allowed_token_ids
+        ok = only is None or (len(only) > 0 and min(only) >= 0)
+        require(ok, "allowed_token_ids", only, "one or more token ids")
         words = self.bad_words or ()
-        ok = len(words) <= MAX_BAD_WORDS and all(words)
-        require(ok, "bad_words", words, f"up to {MAX_BAD_WORDS} non-empty strings")
+        ok = len(words) <= MAX_BAD_WORDS and all(words) and sum(map(len, words)) <= MAX_BAD_CHARS
+        allowed = f"up to {MAX_BAD_WORDS} non-empty strings, together of {MAX_BAD_CHARS} characters"
+        require(ok, "bad_words", words, allowed)
         most = MAX_LOGIT_BIAS - 2 * MAX_STOPS
         require(len(bias) <= most, "logit_bias", f"{len(bias)} entries", f"up to {most} entries")
 

@@ -85,6 +85,12 @@ class StructuredOutputs:
         return getattr(self, self.kind)
 
     @property
+    def size(self) -> int:
+        """Characters of what it asks for."""
+        texts = self.value if self.kind == "choice" else (self.value, self.or_calls)
+        return sum(len(text) for text in texts if isinstance(text, str))
+
+    @property
     def label(self) -> str:
         return self.asked_as or f"structured_outputs.{self.kind}"
 

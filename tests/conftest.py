@@ -22,8 +22,13 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import pytest
+from hypothesis import settings
 from jaxtyping import install_import_hook
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+# How long an example takes is the machine's affair.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 # Shapes and types of what runs on the device are checked where they are annotated.
 install_import_hook(

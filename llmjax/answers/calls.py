@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
 from ..message import ChatMessage, ToolCall
 from .json_text import dump_json
-from .reader import MalformedError, Reader, Reading
+from .reader import MalformedError, Reader, Reading, ending_prefix
 from .syntaxes import Call, Syntax
 
 
 class CallParser:
     """Takes the calls out of a text, and is told of them by a syntax (`syntaxes.Calls`).
 
-    A call whose arguments are JSON is given out from where they begin, as they come: it is a call
-    then, also where it is cut off or goes wrong, and what comes behind that is content. What turns
-    out to be no call before is content to the letter. Space around calls is dropped.
+    A call is given out from where its arguments begin, as they come: it is a call then, also where
+    it is cut off or goes wrong, and what comes behind that is content. What turns out to be no call
+    before is content to the letter. Space around calls is dropped.
 
     Args:
         names: of the functions there are; a call of another is content.
@@ -81,14 +81,11 @@ class CallParser:
             reader.forget()
             yield
 
-    def tell(self, calls: Sequence[Call]) -> None:
-        told = [(call.name, dump_json(call.arguments)) for call in calls]
-        if any(name not in self._names for name, _ in told):
-            raise MalformedError
-        for name, arguments in told:
-            self.begin(name)
-            self.add(arguments)
-            self.end()
+    def tell(self, call: Call) -> None:
+        arguments = dump_json(call.arguments)
+        self.begin(call.name)
+        self.add(arguments)
+        self.end()
 
     def begin(self, name: str) -> None:
         if name not in self._names:
@@ -125,14 +122,3 @@ class CallParser:
         self._space = (self._space + text)[len(said) :]
         if self._most is None or self._num_calls < self._most:
             self._news.content += said
-
-
-def ending_prefix(text: str, markers: Collection[str]) -> int:
-    """Length of the longest end of `text` with which a marker begins."""
-    longest = 0
-    for marker in markers:
-        for size in range(min(len(marker) - 1, len(text)), longest, -1):
-            if marker.startswith(text[-size:]):
-                longest = size
-                break
-    return longest

@@ -9,8 +9,7 @@ Source: https://cookbook.openai.com/articles/openai-harmony
 from __future__ import annotations
 
 from ..structured_outputs import Reasoning
-from .calls import ending_prefix
-from .reader import Reading
+from .reader import Reading, ending_prefix
 from .splitter import Splitter
 from .syntaxes.gpt_oss import RECIPIENT
 

@@ -14,7 +14,7 @@ MAX_DEPTH = 64
 """Of values within values."""
 
 _PLAIN = re.compile(r'[^"\\]*')
-_SCALAR = re.compile(r"[-+.\w]*")
+SCALAR = re.compile(r"[-+.\w]*")
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _OTHER_SPACE = re.compile(r"[^\S \t\n\r]")
 _HEX = frozenset("0123456789abcdefABCDEF")
@@ -69,9 +69,7 @@ class _Json:
             self._say()
             yield from reader.items(*(("}", member) if first == "{" else ("]", value)))
         else:
-            word = load_json((yield from reader.run(_SCALAR)))
-            if isinstance(word, float) and not math.isfinite(word):
-                raise MalformedError
+            yield from read_scalar(reader)
         self._say()
 
     def _say(self) -> None:
@@ -84,16 +82,17 @@ class _Json:
         if text:
             self._tell(text)
 
+    def _say_plain(self, text: str) -> None:
+        """Tells what has been read of a string."""
+        self._told = self._reader.at
+        self._tell(_CONTROL.sub(_escaped, text))
+
     def _string(self) -> Reading[None]:
         reader = self._reader
         yield from reader.literal('"')
         self._say()
         while True:
-            while (yield from reader.peek()) not in ("", '"', "\\"):
-                plain = _PLAIN.match(reader.text, reader.at)
-                assert plain is not None
-                self._told = reader.at = plain.end()
-                self._tell(_CONTROL.sub(_escaped, plain[0]))
+            yield from reader.tell_run(_PLAIN, self._say_plain)
             if (yield from reader.maybe('"')):
                 return
             yield from self._escape()
@@ -119,12 +118,72 @@ class _Json:
         reader.at += 1
         digits = ""
         while char == "u" and len(digits) < 4:
-            digit = yield from reader.peek()
-            if digit not in _HEX:
-                raise MalformedError
-            digits += digit
-            reader.at += 1
+            digits += yield from hex_digit(reader)
         return int(digits or "0", 16)
+
+
+def hex_digit(reader: Reader) -> Reading[str]:
+    digit = yield from reader.peek()
+    if digit not in _HEX:
+        raise MalformedError
+    reader.at += 1
+    return digit
+
+
+def read_scalar(reader: Reader) -> Reading[str]:
+    """A number, true, false or null, as it is written."""
+    word = yield from reader.run(SCALAR)
+    check_scalar(word)
+    return word
+
+
+def check_scalar(word: str) -> None:
+    value = load_json(word)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise MalformedError
+
+
+class JsonTeller:
+    """Tells the JSON of values that are written in another way, as far as it is sure: in pieces
+    that make what `dump_json` makes of the whole, but for numbers, which stay as they are written.
+
+    What is called raises MalformedError where JSON has no such text or number.
+    """
+
+    def __init__(self, tell: Callable[[str], None]):
+        self._tell, self._held = tell, ""
+
+    def hold(self, text: str) -> None:
+        """Text that is told with what comes next, and not at all where nothing does."""
+        self._held += text
+
+    def say(self, text: str) -> None:
+        text, self._held = self._held + text, ""
+        self._tell(text)
+
+    def key(self, key: str) -> None:
+        """Of a member whose value comes next."""
+        self.hold(f"{dump_json(key)}: ")
+
+    def characters(self, text: str) -> None:
+        """Of a string, between its quotes."""
+        if text:
+            self.say(dump_json(text)[1:-1])
+
+    def items(
+        self, reader: Reader, close: str, closing: str, read_item: Callable[[], Reading[None]]
+    ) -> Reading[None]:
+        """Reads items up to `close`, as `Reader.items`, and says commas and `closing`."""
+        separator = ""
+
+        def item() -> Reading[None]:
+            nonlocal separator
+            self.hold(separator)
+            separator = ", "
+            yield from read_item()
+
+        yield from reader.items(close, item)
+        self.say(closing)
 
 
 def _escaped(control: re.Match[str]) -> str:

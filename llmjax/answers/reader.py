@@ -8,7 +8,7 @@ depend on the pieces in which the text came.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -73,27 +73,44 @@ class Reader:
 
     def run(self, pattern: re.Pattern[str]) -> Reading[str]:
         """The longest run of characters of a class, as a pattern `[...]*`."""
-        start = self.at
+        pieces: list[str] = []
+        yield from self.tell_run(pattern, pieces.append)
+        return "".join(pieces)
+
+    def tell_run(self, pattern: re.Pattern[str], tell: Callable[[str], None]) -> Reading[None]:
+        """The same, told as it comes."""
         while (yield from self.peek()):
             match = pattern.match(self.text, self.at)
             if match is None or match.end() == self.at:
                 break
             self.at = match.end()
-        return self.text[start : self.at]
+            tell(match[0])
 
     def space(self) -> Reading[str]:
         return (yield from self.run(_SPACE))
 
     def until(self, mark: str) -> Reading[str]:
         """What comes before `mark`, which is read too; MalformedError where it never comes."""
-        start = self.at
-        while (found := self.text.find(mark, self.at)) < 0:
+        pieces: list[str] = []
+        yield from self.tell_until(mark, pieces.append)
+        return "".join(pieces)
+
+    def tell_until(self, mark: str, tell: Callable[[str], None]) -> Reading[None]:
+        """The same, told as it comes: all but what `mark` may begin with."""
+        while True:
+            found = self.text.find(mark, self.at)
+            start, end = self.at, found
+            if found < 0:
+                end = len(self.text) - ending_prefix(self.text[start:], (mark,))
+            self.at = end
+            if end > start:
+                tell(self.text[start:end])
+            if found >= 0:
+                self.at += len(mark)
+                return
             if self.ended:
                 raise MalformedError
-            self.at = max(self.at, len(self.text) - len(mark) + 1)
             yield
-        self.at = found + len(mark)
-        return self.text[start:found]
 
     def items(self, close: str, read_item: Callable[[], Reading[None]]) -> Reading[None]:
         """Reads items with commas between, up to `close`."""
@@ -107,3 +124,14 @@ class Reader:
             if (yield from self.maybe(close)):
                 return
             yield from self.literal(",")
+
+
+def ending_prefix(text: str, markers: Collection[str]) -> int:
+    """Length of the longest end of `text` with which a marker begins."""
+    longest = 0
+    for marker in markers:
+        for size in range(min(len(marker) - 1, len(text)), longest, -1):
+            if marker.startswith(text[-size:]):
+                longest = size
+                break
+    return longest

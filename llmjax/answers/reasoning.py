@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..structured_outputs import Reasoning
-from .calls import ending_prefix
 from .channels import Channels
-from .reader import Reading
+from .reader import Reading, ending_prefix
 from .splitter import Splitter
 
 

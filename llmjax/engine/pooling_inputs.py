@@ -88,17 +88,48 @@ class InputMaker:
             return Plan(inputs, lambda states: [self._tokens(s, dimensions) for s in states])
         return Plan(inputs, lambda vectors: [self._cut(v, dimensions) for v in vectors])
 
-    def classes(
+    def of_task(
         self,
+        task: str | None,
         texts: Sequence[str | list[int]],
         *,
         param: str = "input",
         truncate: int | None = None,
         add_special_tokens: bool = True,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
     ) -> Plan:
-        """Of single texts, by a model that scores; the answers are lists of its label's score."""
+        """Whatever a model that pools makes of single texts.
+
+        Args:
+            task: of `POOLING_TASKS`; None, as in vLLM, is the model's own: vectors of tokens, or
+                a score.
+        """
+        task = task or ("classify" if self.task == "score" else "token_embed")
+        if task != "classify":
+            return self.embeddings(
+                texts,
+                param=param,
+                truncate=truncate,
+                add_special_tokens=add_special_tokens,
+                prompt_name=prompt_name,
+                dimensions=dimensions,
+                of_tokens=task == "token_embed",
+            )
+        for name, value in (("dimensions", dimensions), ("prompt_name", prompt_name)):
+            if value is not None:
+                raise InvalidRequestError(
+                    f"{name} is {shown(value)}, allowed: none where the task is classify",
+                    param=name,
+                )
+        return self._classes(texts, param, truncate, add_special_tokens)
+
+    def _classes(
+        self, texts: Sequence[str | list[int]], param: str, truncate: int | None, special: bool
+    ) -> Plan:
+        """The answers are lists of the score of the model's label."""
         self._require("score")
-        inputs = self._inputs(texts, param, truncate, add_special_tokens, None)
+        inputs = self._inputs(texts, param, truncate, special, None)
         return Plan(inputs, lambda logits: [[self._activated(x.item())] for x in logits])
 
     def scores(

@@ -1,6 +1,7 @@
 """From what a request asks for to a grammar that its sequences follow.
 
-Grammars are compiled in threads of their own: however long one takes, the others' tokens go on.
+Grammars are compiled in threads of their own: however long one takes, the others' tokens go on. One
+that takes too long, or crashes the compiler, is found out in a process of its own before that.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 from jaxtyping import Int
@@ -22,7 +23,6 @@ from llguidance import (
     LLTokenizer,
     StructTag,
     TokenizerWrapper,
-    grammar_from,
     regex_to_lark,
 )
 
@@ -35,14 +35,17 @@ from .constraint import BadWords, Constraint, as_bits
 from .formats import without_unknown_formats
 from .lark import WHITESPACE, after_reasoning, or_calls
 from .limits import check_choice, check_regex, check_schema, check_source, refuse
+from .prover import FUEL, Prover
 from .thinking import ThinkingBudget
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-_REMEMBERED = 256
-"""Compiled grammars."""
-_LIMITS = LLParserLimits(initial_lexer_fuel=2_000_000, verbose_errors=False)
+_REMEMBERED, _CHARS_REMEMBERED = 256, 500_000
+"""Compiled grammars, and characters of what they were asked as: each is some hundred bytes."""
+_CHARS_KEPT = 16_384
+"""Of a schema that is remembered to be sound."""
+_LIMITS = LLParserLimits(initial_lexer_fuel=FUEL, verbose_errors=False)
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,8 @@ class GrammarCompiler:
         self._pool = ThreadPoolExecutor(num_threads, "llmjax-grammar")
         self._lock = threading.Lock()
         self._known: OrderedDict[StructuredOutputs, Future[LLMatcher]] = OrderedDict()
+        special = {i: tokenizer.token_text(i) for i in tokenizer.special_ids if i < vocab_size}
+        self._prover = Prover(vocab_size, special, sorted(tokenizer.eos_token_ids))
 
     def compile(self, params: SamplingParams) -> Future[Rules] | None:
         """What a request's parameters bind its outputs to, some time later; None is nothing.
@@ -144,21 +149,28 @@ class GrammarCompiler:
             if future is None or (future.done() and future.exception() is not None):
                 future = self._known[wanted] = self._pool.submit(self._compile, wanted)
             self._known.move_to_end(wanted)
-            if len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
+            size = sum(one.size for one in self._known)
+            while len(self._known) > _REMEMBERED or size > _CHARS_REMEMBERED:
+                size -= self._known.popitem(last=False)[0].size
             return future
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._prover.close()
 
     def _compile(self, wanted: StructuredOutputs) -> LLMatcher:
-        label = wanted.label
-        source = _SOURCES[wanted.kind](wanted.value, wanted, label)
+        label, value, vocabulary = wanted.label, wanted.value, self._vocabulary
+        if wanted.kind == "grammar":
+            check_source(value, label)
+            # Python converts it, in time that may grow with the square of its rules.
+            value = self._prover.lark(value, label) if "::=" in value else value
+        source = _SOURCES[wanted.kind](value, wanted, label)
         if wanted.or_calls is not None:
             source = or_calls(source, wanted.or_calls)
         if wanted.after is not None:
             source = after_reasoning(source, wanted.after, self._tokenizer.special_tokens)
-        matcher = LLMatcher(self._vocabulary, source, limits=_LIMITS, log_level=0)
+        self._prover.check(source, label)
+        matcher = LLMatcher(vocabulary, source, limits=_LIMITS, log_level=0)
         if matcher.is_error():
             raise refuse(label, matcher.get_error().strip())
         return matcher
@@ -178,14 +190,22 @@ class GrammarCompiler:
 def check_json(schema: Any, label: str) -> None:
     """Raises InvalidRequestError, which names `label`, where no JSON can be bound to the schema."""
     source = _from_json(schema, StructuredOutputs(json_object=True), label)
-    if problem := _problem(source):
-        raise refuse(label, problem)
+    if len(source) <= _CHARS_KEPT:
+        _check_source(source, label)
+    else:
+        _prover().check(source, label)
 
 
 @lru_cache(1024)
-def _problem(source: str) -> str:
-    """What is wrong with a grammar; the same tools come with every turn of a conversation."""
-    return LLMatcher.validate_grammar(source, limits=_LIMITS).strip()
+def _check_source(source: str, label: str) -> None:
+    """Remembers what is good: the same tools come with every turn of a conversation."""
+    _prover().check(source, label)
+
+
+@lru_cache(1)
+def _prover() -> Prover:
+    """Of those for whom the vocabulary has no part in it."""
+    return Prover()
 
 
 class _Vocabulary:
@@ -227,7 +247,10 @@ def _from_json(value: Any, wanted: StructuredOutputs, label: str) -> str:
         check_regex(pattern, "whitespace_pattern")
         options = {"whitespace_pattern": pattern}
     schema = json.dumps(without_unknown_formats(value))
-    return LLMatcher.grammar_from_json_schema(schema, overrides=options)
+    try:
+        return LLMatcher.grammar_from_json_schema(schema, overrides=options)
+    except ValueError as error:  # a number or a text that Python's JSON has, and no other
+        raise refuse(label, f"it is no JSON: {error}") from error
 
 
 def _from_json_object(value: Any, wanted: StructuredOutputs, label: str) -> str:
@@ -246,12 +269,6 @@ def _from_choice(value: Any, wanted: StructuredOutputs, label: str) -> str:
 
 
 def _from_grammar(value: Any, wanted: StructuredOutputs, label: str) -> str:
-    check_source(value, label)
-    if "::=" in value:
-        try:
-            return grammar_from("gbnf", value)
-        except ValueError as error:
-            raise refuse(label, f"it is no GBNF or EBNF: {error}") from error
     return LLMatcher.grammar_from_lark(value)
 
 
@@ -259,13 +276,14 @@ def _from_structural_tag(value: Any, wanted: StructuredOutputs, label: str) -> s
     value = _read(value, label)
     structures = value.get("structures") if isinstance(value, dict) else None
     triggers = value.get("triggers") if isinstance(value, dict) else None
-    if not (isinstance(structures, list) and isinstance(triggers, list) and structures):
-        raise refuse(label, "allowed: an object with `structures` and `triggers`, two lists")
+    if not (isinstance(structures, list) and _are_texts(triggers) and structures):
+        raise refuse(label, "allowed: `structures` and `triggers`, a list of objects, one of texts")
     tags = []
     for one in structures:
-        keys = ("begin", "end", "schema")
-        if not isinstance(one, dict) or set(one) != set(keys) or not isinstance(one["begin"], str):
-            raise refuse(label, f"a structure has the keys {', '.join(keys)}")
+        if not isinstance(one, dict) or set(one) != {"begin", "end", "schema"}:
+            raise refuse(label, "a structure has the keys begin, end, schema")
+        if not _are_texts([one["begin"], one["end"]]) or not isinstance(one["schema"], dict):
+            raise refuse(label, "begin and end of a structure are texts, its schema an object")
         trigger = next((t for t in triggers if t and one["begin"].startswith(t)), None)
         if trigger is None:
             raise refuse(label, f"no trigger begins {one['begin']!r}")
@@ -273,6 +291,10 @@ def _from_structural_tag(value: Any, wanted: StructuredOutputs, label: str) -> s
         schema = without_unknown_formats(one["schema"])
         tags.append(StructTag(trigger=trigger, begin=one["begin"], grammar=schema, end=one["end"]))
     return StructTag.to_grammar(tags, assume_special=False)
+
+
+def _are_texts(values: Any) -> TypeGuard[list[str]]:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 _SOURCES: dict[str, Callable[[Any, StructuredOutputs, str], str]] = {

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from ..checks import cut
 from ..errors import InvalidRequestError
 
 MAX_SOURCE = 1 << 20
@@ -77,19 +78,26 @@ def check_schema(schema: Any, param: str) -> None:
         InvalidRequestError: names `param`.
     """
     num_values = 0
+    sound: set[str] = set()
     for key, value in _entries(schema, param, 0):
         if key in _COUNTS and isinstance(value, int | float) and value > MAX_COUNT:
             raise refuse(param, f"{key} is {value}, allowed: up to {MAX_COUNT}")
         if key == "enum" and isinstance(value, list):
             num_values += len(value)
-        if key == "pattern" and isinstance(value, str):
-            check_regex(value, param)
+        for regex in _regexes(key, value):
+            check_regex(regex, param)
         if key == "$ref":
-            _check_circle(schema, value, param)
+            _check_circle(schema, value, param, sound)
         if key == "$id" and isinstance(value, str) and value != schema.get("$id"):
             raise refuse(param, "$id below the root, which would change what references mean")
     if num_values > MAX_VALUES:
         raise refuse(param, f"{num_values} values of enums, allowed: up to {MAX_VALUES}")
+
+
+def _regexes(key: str, value: Any) -> list[str]:
+    if key == "patternProperties" and isinstance(value, dict):
+        return list(value)
+    return [value] if key == "pattern" and isinstance(value, str) else []
 
 
 def _entries(value: Any, param: str, depth: int) -> Iterator[tuple[str, Any]]:
@@ -104,16 +112,22 @@ def _entries(value: Any, param: str, depth: int) -> Iterator[tuple[str, Any]]:
             yield from _entries(part, param, depth + 1)
 
 
-def _check_circle(schema: Any, ref: Any, param: str) -> None:
-    """A reference must come to something: not to a reference that comes back to it."""
-    seen: list[str] = []
-    while isinstance(ref, str) and ref.startswith("#"):
+def _check_circle(schema: Any, ref: Any, param: str, sound: set[str]) -> None:
+    """A reference must come to something: not to a reference that comes back to it.
+
+    Args:
+        sound: those that do; more are added.
+    """
+    seen: dict[str, None] = {}
+    while isinstance(ref, str) and ref.startswith("#") and ref not in sound:
         if ref in seen:
-            circle = " -> ".join([*seen[seen.index(ref) :], ref])
+            names = [*seen, ref]
+            circle = cut(" -> ".join(names[names.index(ref) :]))
             raise refuse(param, f"the references go round in a circle: {circle}")
-        seen.append(ref)
+        seen[ref] = None
         target = _resolve(schema, ref)
         ref = target.get("$ref") if isinstance(target, dict) else None
+    sound.update(seen)
 
 
 def _resolve(schema: Any, ref: str) -> Any:

@@ -8,7 +8,7 @@ characters as they are, and `{% generation %}` blocks, which mark text for train
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import Any, NoReturn
@@ -103,6 +103,8 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        mark: Callable[[Any], Any] | None = None,
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None,
         documents: Sequence[Mapping[str, Any]] | None,
@@ -111,6 +113,9 @@ class ChatTemplate:
         **kwargs: Any,
     ) -> str:
         """Text of the conversation.
+
+        Args:
+            mark: changes what people say, before the template reads it.
 
         Raises:
             InvalidRequestError: the arguments make no conversation.
@@ -122,6 +127,8 @@ class ChatTemplate:
                 param="continue_final_message",
             )
         conversation = _plain(messages)
+        if mark is not None:
+            conversation, tools, documents = map(mark, (conversation, tools, documents))
         tail = _mark_final(conversation) if continue_final_message else ""
         arguments = {
             **self._variables,

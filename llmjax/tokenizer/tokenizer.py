@@ -13,6 +13,7 @@ from ..checks import shown
 from ..errors import ChatTemplateError, InvalidRequestError
 from .chat import ChatTemplate
 from .detokenizer import TextStream
+from .marks import Marks
 from .pieces import Pieces
 
 INFILL_TOKENS = (
@@ -159,7 +160,20 @@ class Tokenizer:
         """The token for a reader, alone; part of a character shows as U+FFFD."""
         return self.token_bytes(token_id).decode(errors="replace")
 
-    def render_chat(
+    @cached_property
+    def _marks(self) -> Marks:
+        return Marks(self.backend)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
+        """The conversation as the model was trained to read it; arguments as of `encode_chat`.
+
+        Raises:
+            InvalidRequestError: the arguments make no conversation.
+            ChatTemplateError: there is no template, or it refused (its own words) or failed.
+        """
+        return self._marks.remove(self._render(messages, **kwargs))
+
+    def _render(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
@@ -168,35 +182,27 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
+        split_special_tokens: bool = True,
         **kwargs: Any,
     ) -> str:
-        """The conversation as the model was trained to read it.
-
-        Args:
-            tools: JSON schemas of functions, for templates that know them.
-            documents: objects with a title and text, for templates that know them.
-            add_generation_prompt: end with what opens the assistant's answer.
-            continue_final_message: end within the last message, for the model to go on;
-                excludes `add_generation_prompt`.
-            chat_template: Jinja source to take instead of the model's own.
-            kwargs: any other variables that the template reads.
-
-        Raises:
-            InvalidRequestError: the arguments make no conversation.
-            ChatTemplateError: there is no template, or it refused (its own words) or failed.
-        """
+        """With marks where what people say has special tokens."""
         if chat_template is not None:
             template = ChatTemplate(chat_template, self._variables)
         else:
             template = self._template(tools)
-        return template.render(
-            messages,
-            tools=tools,
-            documents=documents,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            **kwargs,
-        )
+        marks = self._marks
+        try:
+            return template.render(
+                messages,
+                marks.put if split_special_tokens else None,
+                tools=tools,
+                documents=documents,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **kwargs,
+            )
+        except ChatTemplateError as error:
+            raise ChatTemplateError(marks.remove(str(error)), param=error.param) from error
 
     def _template(self, tools: object) -> ChatTemplate:
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
@@ -217,12 +223,29 @@ class Tokenizer:
         add_special_tokens: bool = False,
         **kwargs: Any,
     ) -> list[int]:
-        """Token ids of `render_chat` (same arguments); one BOS, whoever writes it.
+        """Token ids of a conversation as the model was trained to read it; one BOS, whoever writes
+        it.
 
         Args:
             add_special_tokens: what texts end with is put behind the template's, too.
+            kwargs: any other variables that the template reads, and
+
+                tools: JSON schemas of functions, for templates that know them.
+                documents: objects with a title and text, for templates that know them.
+                add_generation_prompt: end with what opens the assistant's answer (True).
+                continue_final_message: end within the last message, for the model to go on;
+                    excludes `add_generation_prompt` (False).
+                chat_template: Jinja source to take instead of the model's own.
+                split_special_tokens: special tokens that are written in messages, tools and
+                    documents are text as any other (True); else they are what they say.
+
+        Raises:
+            InvalidRequestError: the arguments make no conversation.
+            ChatTemplateError: there is no template, or it refused (its own words) or failed.
         """
-        ids = self._begin(self._encode(self.render_chat(messages, **kwargs)))
+        text = self._render(messages, **kwargs)
+        marked = self._marks.encode(text)
+        ids = self._begin(self._encode(text) if marked is None else marked)
         return ids + self._suffix if add_special_tokens else ids
 
     @property
@@ -262,8 +285,10 @@ class Tokenizer:
         """Special tokens that `encode_pair` adds."""
         return self.backend.num_special_tokens_to_add(is_pair=True)
 
-    def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+    def encode_infill(self, prefix: str, suffix: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text with a gap, for the model to fill.
+
+        With `add_special_tokens` they begin with BOS where the model wants it.
 
         Raises:
             InvalidRequestError: the model has no tokens for that.
@@ -273,7 +298,7 @@ class Tokenizer:
             if len(ids) == len(names):
                 before, after, middle = ids
                 text = [before, *self._encode(prefix), after, *self._encode(suffix), middle]
-                return self._begin(text)
+                return self._begin(text) if add_special_tokens else text
         raise InvalidRequestError(
             "suffix: the model has no fill-in-the-middle tokens; leave it out", param="suffix"
         )

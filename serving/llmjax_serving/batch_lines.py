@@ -70,7 +70,7 @@ def read_lines(text: str, endpoint: str | None = None) -> list[Line]:
     """
     lines: list[Line] = []
     seen: set[str] = set()
-    for number, raw in enumerate(text.splitlines(), 1):
+    for number, raw in enumerate(text.split("\n"), 1):
         if not raw.strip():
             continue
         line = _read_line(raw, number, (endpoint,) if endpoint is not None else ENDPOINTS)

@@ -18,8 +18,10 @@ from llmjax.errors import InvalidRequestError
 from .batch_lines import ENDPOINTS, Answered, Line, ask_all, read_lines
 from .body import read_json
 from .errors import ApiError
-from .files import FILES, Folder, JsonObject, files_of, listed, new_file
+from .files import FILES, PAGE, Folder, files_of, new_file
+from .formatter import JsonObject
 from .owner import owner_of
+from .paging import page, query
 from .private_site import BASE, private_session
 from .schema.fields import Field, Parse, described, mapping, only, read, refuse, text
 from .state import STATE
@@ -199,9 +201,9 @@ async def create_batch(request: web.Request) -> web.Response:
 
 
 async def list_batches(request: web.Request) -> web.Response:
-    folder = batches_of(request).folder
+    folder, asked = batches_of(request).folder, query(request, PAGE)
     found = await request.app[STATE].in_thread(folder.list, owner_of(request))
-    return web.json_response(listed(found, request))
+    return web.json_response(page(found, asked))
 
 
 async def show_batch(request: web.Request) -> web.Response:

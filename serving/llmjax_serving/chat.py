@@ -188,19 +188,25 @@ def make_job(
     return Job(answer_id, token_ids, params, request.options, beam=beam), plan
 
 
+async def job_of(request: web.Request, body: ChatRequest, answer_id: str) -> tuple[Job, AnswerPlan]:
+    """`make_job`, in a thread where it may take a while. Raises InvalidRequestError."""
+    state = request.app[STATE]
+    engine = state.ready_engine()
+    args = (answer_id, body, engine.tokenizer, engine.max_model_len, engine.config.model)
+    if body.prompt.template is not None or body.tools is not None:
+        # A template takes as long as it likes; schemas of functions are compiled elsewhere first.
+        return await state.in_thread(make_job, *args)
+    return await state.computed(size_of(request), make_job, *args)
+
+
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     state, arrival = request.app[STATE], time.monotonic()
     engine = state.ready_engine()
     body = parse_chat(read_json(request), state.limits)
     check_model(body.model, state.model_name)
     answer_id = new_id("chatcmpl", body.request_id)
-    tokenizer, config = engine.tokenizer, engine.config.model
-    args = (answer_id, body, tokenizer, engine.max_model_len, config)
-    if body.prompt.template is not None:  # which may take as long as it likes
-        job, plan = await state.in_thread(make_job, *args)
-    else:
-        job, plan = await state.computed(size_of(request), make_job, *args)
-    formatter = ChatFormatter(answer_id, state.model_name, body, job, plan, tokenizer)
+    job, plan = await job_of(request, body, answer_id)
+    formatter = ChatFormatter(answer_id, state.model_name, body, job, plan, engine.tokenizer)
     meter, trace = meter_of(request), trace_of(request)
     outputs = run(engine, [job], engine.metrics, arrival, meter, trace)
     return await respond(request, outputs, formatter, stream=body.stream, num_prompts=1)

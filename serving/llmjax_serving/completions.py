@@ -142,7 +142,8 @@ def make_jobs(
     jobs = []
     for i, prompt in enumerate(request.prompts):
         if request.suffix and isinstance(prompt, str):
-            token_ids = tokenizer.encode_infill(prompt, request.suffix)
+            special = request.add_special_tokens
+            token_ids = tokenizer.encode_infill(prompt, request.suffix, special)
         else:
             token_ids = encode_prompt(tokenizer, prompt, request.add_special_tokens)
         token_ids = truncated(token_ids, request.truncate, request.params, max_model_len)

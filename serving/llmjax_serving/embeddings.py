@@ -17,7 +17,6 @@ from llmjax.pooled import best_first, pair_up
 from .accounts import meter_of
 from .body import read_json
 from .formatter import JsonObject, new_id
-from .schema.fields import refuse
 from .schema.pooling import (
     EmbeddingRequest,
     PoolingRequest,
@@ -90,14 +89,13 @@ def answer(
     return json.dumps(whole)
 
 
-def embedding_plan(inputs: InputMaker, body: EmbeddingRequest, *, of_tokens: bool = False) -> Plan:
+def embedding_plan(inputs: InputMaker, body: EmbeddingRequest) -> Plan:
     return inputs.embeddings(
         body.inputs,
         truncate=body.truncate,
         add_special_tokens=body.add_special_tokens,
         prompt_name=body.prompt_name,
         dimensions=body.dimensions,
-        of_tokens=of_tokens,
     )
 
 
@@ -117,21 +115,14 @@ def embedding_body(body: EmbeddingRequest, vectors: Sequence[np.ndarray]) -> Jso
 
 
 def pooling_plan(inputs: InputMaker, body: PoolingRequest) -> Plan:
-    """As vLLM, the model's own task where none is asked for: of tokens, or of a score."""
-    task = body.task or ("classify" if inputs.task == "score" else "token_embed")
-    if task == "embed":
-        return embedding_plan(inputs, body.texts)
-    if task == "classify":
-        return classes_plan(inputs, body.texts)
-    return embedding_plan(inputs, body.texts, of_tokens=True)
-
-
-def classes_plan(inputs: InputMaker, body: EmbeddingRequest) -> Plan:
-    for name, value in (("dimensions", body.dimensions), ("prompt_name", body.prompt_name)):
-        if value is not None:
-            raise refuse(name, value, "none where the task is classify")
-    return inputs.classes(
-        body.inputs, truncate=body.truncate, add_special_tokens=body.add_special_tokens
+    texts = body.texts
+    return inputs.of_task(
+        body.task,
+        texts.inputs,
+        truncate=texts.truncate,
+        add_special_tokens=texts.add_special_tokens,
+        prompt_name=texts.prompt_name,
+        dimensions=texts.dimensions,
     )
 
 

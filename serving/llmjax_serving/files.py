@@ -7,20 +7,22 @@ import re
 import time
 import uuid
 from pathlib import Path
-from typing import Any
 
 from aiohttp import BodyPartReader, web
 from aiohttp.http import HttpProcessingError
 
-from llmjax.checks import cut
+from llmjax.checks import cut, shown
 from llmjax.errors import InvalidRequestError
 
+from . import paging
 from .body_budget import CLAIM, Claim
 from .errors import ApiError
+from .formatter import JsonObject
 from .owner import owner_of
+from .paging import page, query
+from .schema.fields import Field, text
 from .state import STATE
 
-JsonObject = dict[str, Any]
 PURPOSES = ("batch", "batch_output")
 _ID = re.compile(r"(file|batch)-[0-9a-f]{32}")
 MOST_LISTED = 10_000
@@ -165,38 +167,21 @@ async def upload(request: web.Request) -> web.Response:
     if data is None:
         raise InvalidRequestError("file is required", param="file")
     if purpose != "batch":
-        message = f"purpose is {purpose!r}, allowed: batch"
+        message = f"purpose is {shown(purpose)}, allowed: batch"
         raise InvalidRequestError(message, param="purpose")
     record = await state.in_thread(new_file, folder, name, purpose, data, owner_of(request))
     return web.json_response(record)
 
 
+PAGE = paging.fields(default=MOST_LISTED, most=MOST_LISTED)
+
+
 async def list_files(request: web.Request) -> web.Response:
-    folder = files_of(request)
+    folder, asked = files_of(request), query(request, PAGE | {"purpose": Field(text)})
     found = await request.app[STATE].in_thread(folder.list, owner_of(request))
-    purpose = request.query.get("purpose")
+    purpose = asked["purpose"]
     data = [record for record in found if purpose in (None, record["purpose"])]
-    return web.json_response(listed(data, request))
-
-
-def listed(data: list[JsonObject], request: web.Request) -> JsonObject:
-    """A page of a list, by the query's `limit` and `after`."""
-    limit = request.query.get("limit", str(MOST_LISTED))
-    if not (limit.isdecimal() and 1 <= int(limit) <= MOST_LISTED):
-        message = f"limit is {limit[:80]!r}, allowed: 1 to {MOST_LISTED}"
-        raise InvalidRequestError(message, param="limit")
-    ids, after = [record["id"] for record in data], request.query.get("after")
-    if after is not None and after not in ids:
-        raise InvalidRequestError(f"after is {after[:80]!r}, which is not there", param="after")
-    data = data[ids.index(after) + 1 :] if after is not None else data
-    page = data[: int(limit)]
-    return {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": len(data) > len(page),
-    }
+    return web.json_response(page(data, asked))
 
 
 async def show_file(request: web.Request) -> web.Response:

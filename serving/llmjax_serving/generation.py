@@ -6,15 +6,17 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from llmjax.beam_search import BeamSearch, BeamSearchParams
 from llmjax.errors import (
     EngineDeadError,
     InvalidRequestError,
+    LlmjaxError,
     QueueFullError,
     RequestFailedError,
+    RequestTimeoutError,
 )
 from llmjax.metrics import Metrics
 from llmjax.output import RequestOutput
@@ -123,14 +125,25 @@ async def search_beams(engine: TextClient, job: Job) -> AsyncGenerator[RequestOu
     assert job.beam is not None
     eos, longest = engine.tokenizer.eos_token_ids, engine.max_model_len
     search = BeamSearch(job.token_ids, job.beam, eos, longest)
-    while prompts := search.prompts:
-        jobs = [Job(job.request_id, ids, job.beam.step, job.options) for ids in prompts]
-        steps = [asyncio.ensure_future(whole(generate(engine, step))) for step in jobs]
-        try:
-            search.take(await asyncio.gather(*steps))
-        finally:
-            for step in steps:
-                step.cancel()
+    options, timeout = job.options, job.options.timeout
+    try:
+        # Its timeout is that of all steps together.
+        async with asyncio.timeout(timeout):
+            while prompts := search.prompts:
+                jobs = [Job(job.request_id, ids, job.beam.step, options) for ids in prompts]
+                steps = [asyncio.ensure_future(whole(generate(engine, step))) for step in jobs]
+                try:
+                    search.take(await asyncio.gather(*steps))
+                finally:
+                    for step in steps:
+                        step.cancel()
+                options = replace(options, queue_timeout=None)  # it has begun
+    except TimeoutError as error:
+        if isinstance(error, LlmjaxError) or timeout is None:
+            raise
+        raise RequestTimeoutError(
+            f"the request had not ended {timeout:g} s after its arrival, its timeout"
+        ) from error
     yield search.output(job.request_id, job.text, engine.tokenizer.decode)
 
 

@@ -13,8 +13,8 @@ from llmjax.message import ChatMessage, ToolCall
 from llmjax.output import CompletionOutput, RequestOutput
 
 from .accounts import meter_of
-from .body import read_json, size_of
-from .chat import make_job
+from .body import read_json
+from .chat import job_of
 from .errors import ApiError
 from .formatter import Formatter, JsonObject, new_id
 from .generation import Job, run
@@ -176,9 +176,8 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     body = parse_messages(read_json(request), state.limits)
     check_model(body.model, state.model_name)
     answer_id = new_id("msg")
-    args = (answer_id, body, engine.tokenizer, engine.max_model_len, engine.config.model)
     with naming_fields():
-        job, plan = await state.computed(size_of(request), make_job, *args)
+        job, plan = await job_of(request, body, answer_id)
     formatter = MessagesFormatter(answer_id, state.model_name, job, plan)
     meter, trace = meter_of(request), trace_of(request)
     outputs = run(engine, [job], engine.metrics, arrival, meter, trace)

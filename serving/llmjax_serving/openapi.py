@@ -10,6 +10,7 @@ from aiohttp import web
 from llmjax import __version__
 
 from . import batches
+from .files import MOST_LISTED
 from .openapi_answers import ANSWERS, TEXT, Schema, ref, shape
 from .pages import PAGES
 from .schema import chat, completion, messages, pooling, responses, tokens
@@ -96,8 +97,8 @@ UPLOAD = {
     },
 }
 OF_LIST = [
-    {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1}},
-    {"name": "after", "in": "query", "schema": TEXT},
+    in_query("limit", {"type": "integer", "minimum": 1, "maximum": MOST_LISTED}),
+    *OF_PAGE[1:],
 ]
 PATHS: dict[str, dict[str, Schema]] = {
     "/v1/completions": {"post": operation("Go on with prompts", "Completion", "CompletionRequest")},
@@ -129,7 +130,7 @@ PATHS: dict[str, dict[str, Schema]] = {
     "/v1/models/{model}": {"get": operation("One model", "Model", parameters=in_path("model"))},
     "/v1/files": {
         "post": operation("Upload a batch file", "File", requestBody=UPLOAD),
-        "get": operation("Files", "Files", parameters=OF_LIST),
+        "get": operation("Files", "Files", parameters=[*OF_LIST, in_query("purpose", TEXT)]),
     },
     "/v1/files/{id}": {
         "get": operation("One file", "File", parameters=in_path("id")),
@@ -171,9 +172,7 @@ PATHS: dict[str, dict[str, Schema]] = {
         "get": operation(
             "What keys have used, by day and model",
             "UsageRows",
-            parameters=[
-                {"name": name, "in": "query", "schema": TEXT} for name in ("since", "until", "key")
-            ],
+            parameters=[in_query(name, TEXT) for name in ("since", "until", "key")],
         )
     },
     "/version": {"get": operation("The version", "Version")},

@@ -43,6 +43,7 @@ def template_arguments(tokenizer: Tokenizer, prompt: ChatPrompt) -> dict[str, An
         "documents": prompt.documents,
         "chat_template": prompt.template,
         "add_special_tokens": prompt.add_special_tokens or None,
+        "split_special_tokens": None if prompt.split_special_tokens else False,
     }
     return {
         **thinking(prompt, prompt.template or tokenizer.tool_template or ""),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,17 +16,18 @@ from llmjax.config import ModelConfig
 from llmjax.errors import InvalidRequestError
 from llmjax.output import RequestOutput
 
+from . import paging
 from .accounts import meter_of
 from .body import read_json
 from .chat import make_job
-from .formatter import JsonObject
 from .generation import Job, Outputs, run
 from .owner import owner_of
+from .paging import page, query
 from .prompts import encode_chat
 from .response_events import ResponseFormatter
 from .response_store import ResponseStore, StoredResponse
 from .schema.chat import ChatRequest
-from .schema.fields import Field, only, read, refuse
+from .schema.fields import Field, Parse, only, refuse
 from .schema.response_items import Item, check_calls, new_item_id, resolved
 from .schema.responses import (
     LOGPROBS,
@@ -166,23 +166,13 @@ def found(request: web.Request) -> StoredResponse:
     return request.app[STORE].get(request.match_info["response_id"], owner_of(request))
 
 
-def query(request: web.Request, table: Mapping[str, Field]) -> dict[str, Any]:
-    """Raises InvalidRequestError where there is something else, or twice the same."""
-    given: dict[str, Any] = {}
-    for name, value in request.query.items():
-        name = name.removesuffix("[]")
-        if name != "include" and name in given:
-            raise InvalidRequestError(f"{name} is given twice", param=name)
-        given[name] = value
-        if name == "include" and value != LOGPROBS:
-            raise refuse(name, value, LOGPROBS)
-    no_ops = {"include": only(LOGPROBS), "include_obfuscation": only("false")}
-    return read(given, table, no_ops)
+NO_OPS: dict[str, Parse] = {"include_obfuscation": only("false")}
+MANY: dict[str, Parse] = {"include": only(LOGPROBS)}
 
 
 async def retrieve(request: web.Request) -> web.Response:
     response = found(request)
-    query(request, {"stream": Field(only("false"))})
+    query(request, {"stream": Field(only("false"))}, NO_OPS, many=MANY)
     return web.json_response(response.body())
 
 
@@ -201,43 +191,12 @@ async def cancel(request: web.Request) -> web.Response:
     return web.json_response(response.body())
 
 
-def page_limit(value: Any, path: str) -> int:
-    if not (value.isascii() and value.isdecimal() and len(value) < 4 and 1 <= int(value) <= 100):
-        raise refuse(path, value, "an integer from 1 up to 100")
-    return int(value)
-
-
-def order(value: Any, path: str) -> str:
-    if value not in ("asc", "desc"):
-        raise refuse(path, value, "asc, desc")
-    return value
-
-
-def after(value: Any, path: str) -> str:
-    return value
-
-
-PAGE = {"limit": Field(page_limit, 20), "order": Field(order, "desc"), "after": Field(after)}
+PAGE = paging.fields(default=20, most=100)
 
 
 async def input_items(request: web.Request) -> web.Response:
     response = found(request)
-    asked = query(request, PAGE)
-    items = response.given if asked["order"] == "asc" else response.given[::-1]
-    if asked["after"] is not None:
-        ids = [item["id"] for item in items]
-        if asked["after"] not in ids:
-            raise refuse("after", asked["after"], "the id of an input item")
-        items = items[ids.index(asked["after"]) + 1 :]
-    return web.json_response(page(items, asked["limit"]))
-
-
-def page(items: Sequence[Item], limit: int) -> JsonObject:
-    shown = items[:limit]
-    return {
-        "object": "list",
-        "data": shown,
-        "first_id": shown[0]["id"] if shown else "",
-        "last_id": shown[-1]["id"] if shown else "",
-        "has_more": len(items) > limit,
-    }
+    asked = query(request, PAGE, NO_OPS, many=MANY)
+    told = page(response.given[::-1], asked)
+    ends = {name: told[name] or "" for name in ("first_id", "last_id")}
+    return web.json_response(told | ends)

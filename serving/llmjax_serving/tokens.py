@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from .body import read_json
-from .prompts import encode_chat, template_arguments
-from .schema.chat import ChatPrompt, parse_chat
+from .prompts import encode_chat, template_arguments, truncated
+from .schema.chat import ChatRequest, parse_chat
 from .schema.sampling import check_model
 from .schema.tokens import TokenizeRequest, parse_detokenize, parse_tokenize
 from .state import STATE
@@ -72,12 +72,17 @@ async def tokenizer_info(request: web.Request) -> web.Response:
     )
 
 
-def rendered(tokenizer: Tokenizer, prompt: ChatPrompt) -> str:
+def rendered(tokenizer: Tokenizer, request: ChatRequest, max_model_len: int) -> str:
     """What the model is to go on with, as JSON."""
-    arguments = template_arguments(tokenizer, prompt)
-    ids = tokenizer.encode_chat(prompt.messages, **arguments)
-    arguments.pop("add_special_tokens", None)
-    text = tokenizer.render_chat(prompt.messages, **arguments)
+    prompt = request.prompt
+    whole = encode_chat(tokenizer, prompt)
+    ids = truncated(whole, request.truncate, request.params, max_model_len)
+    if len(ids) < len(whole):
+        text = tokenizer.decode(ids, skip_special_tokens=False)
+    else:
+        arguments = template_arguments(tokenizer, prompt)
+        arguments.pop("add_special_tokens", None)
+        text = tokenizer.render_chat(prompt.messages, **arguments)
     return json.dumps({"prompt": text, "prompt_token_ids": ids, "count": len(ids)})
 
 
@@ -86,5 +91,5 @@ async def render(request: web.Request) -> web.Response:
     engine = state.ready_engine()
     body = parse_chat(read_json(request), state.limits)
     check_model(body.model, state.model_name)
-    text = await state.in_thread(rendered, engine.tokenizer, body.prompt)
+    text = await state.in_thread(rendered, engine.tokenizer, body, engine.max_model_len)
     return web.json_response(text=text)

@@ -7,7 +7,7 @@ import json
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from llmjax.answers.calls import CallParser
@@ -142,13 +142,44 @@ def test_what_is_told_of_arguments_is_how_they_begin(name, arguments, is_ascii, 
     assert [piece.arguments == written for piece in so_far] == [piece.ends for piece in so_far]
 
 
+def python_text(arguments: dict) -> str:
+    return "[add({})]".format(", ".join(f"{key}={value!r}" for key, value in arguments.items()))
+
+
+def gemma_text(arguments: dict) -> str:
+    def written(value: object) -> str:
+        if isinstance(value, str):
+            return f"<escape>{value}<escape>"
+        if isinstance(value, list):
+            return f"[{','.join(map(written, value))}]"
+        if isinstance(value, dict):
+            return "{" + ",".join(f"{written(k)}:{written(v)}" for k, v in value.items()) + "}"
+        return json.dumps(value)
+
+    return f"<start_function_call>call:add{written(arguments)}<end_function_call>"
+
+
+OTHER_WAYS = {"pythonic": python_text, "functiongemma": gemma_text}
+
+
+def test_all_ways_to_write_arguments_are_tried():
+    assert {name for name, s in SYNTAXES.items() if s.frame is None} == {*OTHER_WAYS, "gpt_oss"}
+
+
 @given(
+    st.sampled_from(sorted(OTHER_WAYS)),
     st.dictionaries(st.from_regex("[a-z_][a-z0-9_]{0,3}", fullmatch=True), VALUES, max_size=3),
-    st.lists(st.integers(0, 2**16), max_size=4),
+    st.integers(0, 2**16),
+    st.lists(st.integers(0, 2**16), max_size=6),
 )
-def test_what_python_writes_is_read(arguments, ends):
-    text = "[add({})]".format(", ".join(f"{key}={value!r}" for key, value in arguments.items()))
-    assert meaning(read("pythonic", *cut(text, ends))) == ("", [("add", arguments)])
+def test_what_is_told_begins_the_json_of_what_is_written_otherwise(name, arguments, at, ends):
+    assume(name == "pythonic" or "<escape>" not in json.dumps(arguments))
+    text, as_json = OTHER_WAYS[name](arguments), json.dumps(arguments, ensure_ascii=False)
+    (call,) = read(name, *cut(text, ends)).tool_calls
+    assert call.ends and call.arguments == as_json
+    so_far = read(name, *cut(text[: at % len(text)], ends)).tool_calls
+    assert all(as_json.startswith(piece.arguments) for piece in so_far)
+    assert [piece.arguments == as_json for piece in so_far] == [piece.ends for piece in so_far]
 
 
 def test_content_does_not_wait_for_what_cannot_be_a_call():
@@ -185,11 +216,23 @@ def test_arguments_are_given_out_as_they_come():
     assert json.loads("".join(told)) == {"text": "aé \n☃", "n": 12, "on": True}
 
 
-def test_a_call_that_is_no_json_comes_whole():
-    parser = CallParser(SYNTAXES["pythonic"], NAMES)
-    assert not parser.push("[add(a=1), now()")
-    (one, other) = parser.push("]").tool_calls
-    assert one.begins and one.ends and other.begins and other.ends
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("pythonic", r"""[add(a=[12, True], b='x"\xe9 '), now()]""",
+         ['{"a": [', "12", ", true]", ', "b": "', "x", '\\"', "é", " ", '"', "}", "{}"]),
+        ("functiongemma", "<start_function_call>call:add{a:[12,true],b:<escape>a<b\n<escape>}",
+         ["{", '"a": [', "12", ", true]", ', "b": "', "a", "<b", "\\n", '"', "}"]),
+    ],
+)  # fmt: skip
+def test_arguments_that_are_no_json_are_given_out_as_they_come(name, text, told):
+    parser = CallParser(SYNTAXES[name], NAMES)
+    pieces = [call for char in text for call in parser.push(char).tool_calls]
+    assert [piece.arguments for piece in pieces] == told
+    assert [piece.arguments for piece in pieces if piece.ends] == [t for t in told if t[-1] == "}"]
+
+
+def test_a_call_whose_name_comes_last_comes_whole():
     parser = CallParser(SYNTAXES["hermes"], NAMES)
     assert not parser.push('<tool_call>{"arguments": {}, "name": "now"')
     (call,) = parser.push("}").tool_calls

@@ -144,6 +144,13 @@ def _openai_responses(one: Any, model: str) -> None:
     with one.responses.stream(**ask, input=ASKED, tools=[tool], tool_choice="required") as stream:
         final = [event.type for event in stream][-1]
     assert final in ("response.completed", "response.incomplete"), final
+    endless = {**ask, "max_output_tokens": 16, "extra_body": {"ignore_eos": True}}
+    cut_off = one.responses.create(**endless, input=ASKED)
+    assert cut_off.status == "incomplete" and cut_off.output[-1].status == "incomplete"
+    assert cut_off.incomplete_details.reason == "max_output_tokens"
+    with one.responses.stream(**endless, input=ASKED) as stream:
+        last = list(stream)[-1]
+    assert last.type == "response.incomplete" and last.response.incomplete_details is not None
 
 
 @client("anthropic")
@@ -376,9 +383,14 @@ def openai_agents(server: Server) -> None:
     import agents
     import openai
 
-    @agents.function_tool
+    painted: list[str] = []
+
+    # Once is enough, and what is said then is bound: a small model would go on with either until
+    # max_tokens, and this client raises where an answer was cut off.
+    @agents.function_tool(is_enabled=lambda context, agent: not painted)
     def paint(colour: Literal["red", "blue"]) -> str:
         """Paints the wall."""
+        painted.append(colour)
         return colour
 
     agents.set_tracing_disabled(True)
@@ -394,9 +406,12 @@ def openai_agents(server: Server) -> None:
             model=kind(server.model, plain),
             model_settings=settings,
             tools=[paint],
+            output_type=wall(),
         )
+        painted.clear()
         done = asyncio.run(agents.Runner.run(agent, "Paint the wall red."))
         assert any(item.type == "tool_call_output_item" for item in done.new_items)
+        assert painted[0] in COLOURS and done.final_output.colour in COLOURS
 
 
 @client("pydantic-ai-slim")

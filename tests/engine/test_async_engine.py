@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
+import threading
 from types import SimpleNamespace
 
 import jax
 import pytest
 
-from llmjax import RequestOptions, SamplingParams
+from llmjax import RequestOptions, SamplingParams, StructuredOutputs
 from llmjax.config import EngineConfig
 from llmjax.engine import engine_thread
 from llmjax.engine.async_engine import AsyncEngine
@@ -97,6 +99,38 @@ def test_two_hundred_streams_aborted_at_random_moments_leak_nothing(make_engine)
         engine.engine.scheduler.check_balance()
         assert not engine.streams.num_requests and not engine.streams.processor._states
         assert await collect(engine, "after", [9, 10, 11]) == expected
+        await engine.drain(5)
+
+    asyncio.run(main())
+
+
+def test_a_grammar_that_takes_long_holds_up_nobody_and_may_be_given_up(make_engine, monkeypatch):
+    """sglang 39125, 22273: others go on while it is compiled, and an abort then leaves nothing."""
+    engine, begun, may_end = make_engine(), threading.Event(), threading.Event()
+    real = engine.engine.grammars._compile
+
+    def slow(wanted):
+        begun.set()
+        assert may_end.wait(60)
+        return real(wanted)
+
+    monkeypatch.setattr(engine.engine.grammars, "_compile", slow)
+    bound = SamplingParams(structured_outputs=StructuredOutputs(regex="[ab]{5}"))
+
+    async def main():
+        engine.start()
+        kept, given_up = (
+            asyncio.create_task(collect(engine, name, [9], bound)) for name in ("kept", "given up")
+        )
+        await until(begun.is_set)
+        tokens, _, _ = await collect(engine, "other", [9, 10, 11])
+        assert len(tokens) == 30 and not kept.done()
+        engine.abort("given up")
+        assert (await given_up)[2] == "abort"
+        may_end.set()
+        assert re.fullmatch("[ab]{5}", (await kept)[1])
+        await settle(engine)
+        assert engine.stats().pages_used == 0 and not engine.streams.num_requests
         await engine.drain(5)
 
     asyncio.run(main())

@@ -64,6 +64,15 @@ def llm(tiny_model):
         yield llm
 
 
+TAG = {"begin": "<f>", "schema": {"type": "integer"}, "end": "</f>"}
+
+
+def chained(count: int, link) -> dict:
+    """A schema whose definitions refer each to the next."""
+    parts = {f"d{i}": link({"$ref": f"#/$defs/d{i + 1}"}) for i in range(count)}
+    return {"$ref": "#/$defs/d0", "$defs": {**parts, f"d{count}": {"type": "null"}}}
+
+
 def params(name: str, **options) -> SamplingParams:
     options = {"temperature": 1.0, "max_tokens": 200, "seed": 1, **options}
     return SamplingParams(structured_outputs=CASES[name], **options)
@@ -124,7 +133,33 @@ def test_streams_stops_logprobs_and_limits(llm):
         ({"json": "3"}, "json: allowed is a JSON schema"),
         ({"json": {"type": "nothing"}}, "json: "),
         ({"json": {"$ref": "#/nowhere"}}, "json: "),
+        ({"json": {"maximum": float("inf")}}, "json: it is no JSON"),
+        ({"json": {"maximum": 10**400}}, "json: it is no JSON"),
+        ({"json": '{"maximum": NaN}'}, "json: it is no JSON"),
+        ({"json": '{"enum": ["\\ud800"]}'}, "json: it is no JSON"),
         ({"structural_tag": {"structures": []}}, "structural_tag: "),
+        ({"structural_tag": {"structures": [TAG], "triggers": [5]}}, "structural_tag: allowed"),
+        ({"structural_tag": {"structures": [5], "triggers": ["<"]}}, "structural_tag: a structure"),
+        *(
+            (
+                {"structural_tag": {"structures": [TAG | wrong], "triggers": ["<"]}},
+                "structural_tag: begin and end",
+            )
+            for wrong in ({"begin": 5}, {"end": None}, {"schema": [{"$id": "a"}]}, {"schema": True})
+        ),
+        # What is too deep for the compiler's stack, or takes it for ever.
+        ({"json": chained(1000, lambda ref: {"properties": {"x": ref}})}, "json: .*too deeply"),
+        ({"json": chained(1000, lambda ref: {"items": ref})}, "json: .*too deeply"),
+        ({"json": chained(20_000, lambda ref: ref)}, "json: .*too deeply"),
+        (
+            {
+                "grammar": "start: a0\n"
+                + "".join(f"a{i}: a{i + 1}\n" for i in range(5000))
+                + 'a5000: "x"'
+            },
+            "grammar: .*too deeply",
+        ),
+        ({"grammar": "root ::= " + "(" * 10_000}, "grammar: it is no GBNF"),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_nothing_else_is_hurt(llm, wanted, message):
@@ -151,11 +186,7 @@ def test_a_bias_cannot_lead_out_of_a_grammar(llm):
 
 
 def test_tags_within_free_text(llm):
-    tag = {
-        "structures": [{"begin": "<f>", "schema": {"type": "integer"}, "end": "</f>"}],
-        "triggers": ["<f"],
-    }
-    wanted = StructuredOutputs(structural_tag=tag)
+    wanted = StructuredOutputs(structural_tag={"structures": [TAG], "triggers": ["<f"]})
     prompt = llm.tokenizer.encode("<f>1</f> <f>22</f> ")
     favour = dict.fromkeys(llm.tokenizer.encode("<f"), 100.0)
     given = SamplingParams(

@@ -70,6 +70,39 @@ def test_prompts_and_shorter_vectors(pooled):
     np.testing.assert_allclose(vectors(short), ref["short"], atol=2e-5)
 
 
+@pytest.mark.parametrize(("name", "token"), [("roberta", 0), ("qwen3", -1)])
+def test_vectors_of_tokens(pooled, name, token):
+    """Where one token stands for all, its vector is sentence-transformers' of the text."""
+    llm, ref = pooled(name)
+    outputs = llm.encode(TEXTS, pooling_task="token_embed")
+    np.testing.assert_allclose([o.data[token] for o in outputs], ref["texts"], atol=2e-5)
+    assert all(o.data.shape == (len(o.prompt_token_ids), 32) for o in outputs)
+    (own,) = llm.encode(outputs[0].prompt_token_ids)
+    np.testing.assert_allclose(own.data, outputs[0].data, atol=ROUNDING)
+    (cut,) = llm.encode(TEXTS[0], truncate_prompt_tokens=4)
+    assert cut.data.shape == (4, 32) and cut.data.dtype == np.float32
+    (whole,) = llm.encode(TEXTS[0], pooling_task="embed")
+    np.testing.assert_allclose(whole.data, ref["texts"][0], atol=2e-5)
+
+
+def test_prompts_and_shorter_vectors_of_tokens(pooled):
+    qwen, ref = pooled("qwen3")
+    (query,) = qwen.encode(QUERY, prompt_name="query")
+    np.testing.assert_allclose(query.data[-1], ref["query"], atol=2e-5)
+    bert, _ = pooled("bert")
+    (whole,), (short,) = bert.encode(TEXTS[0]), bert.encode(TEXTS[0], dimensions=8)
+    expected = whole.data[:, :8] / np.linalg.norm(whole.data[:, :8], axis=1, keepdims=True)
+    np.testing.assert_allclose(short.data, expected, atol=1e-5)
+
+
+def test_a_text_alone_has_a_score(pooled):
+    llm, _ = pooled("bert-scorer")
+    own, asked = llm.encode(TEXTS[:2]), llm.encode(TEXTS[:2], pooling_task="classify")
+    scores = np.array([o.data for o in own])
+    assert scores.shape == (2, 1) and ((scores > 0) & (scores < 1)).all()
+    np.testing.assert_allclose(np.array([o.data for o in asked]), scores, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", EMBEDDERS)
 def test_a_text_is_the_same_alone_and_in_a_crowd(pooled, name):
     """Of lengths around the edges of steps, which are of 32 and of 200 tokens."""
@@ -108,6 +141,13 @@ class TestRefusals:
             (lambda llm: llm.embed("a", truncate_prompt_tokens=101), "truncate_prompt_tokens"),
             (lambda llm: llm.embed("a", prompt_name="query"), "prompt_name"),
             (lambda llm: llm.embed("a", dimensions=33), "dimensions"),
+            (lambda llm: llm.encode(""), "texts"),
+            (lambda llm: llm.encode([[300]]), "texts"),
+            (lambda llm: llm.encode("a", pooling_task="sort"), "pooling_task"),
+            (lambda llm: llm.encode("a", pooling_task=["embed"]), "pooling_task"),
+            (lambda llm: llm.encode("a", dimensions=33), "dimensions"),
+            (lambda llm: llm.encode("a", pooling_task="classify"), None),
+            (lambda llm: llm.encode("a", pooling_task="classify", dimensions=8), "dimensions"),
             (lambda llm: llm.score(["a", "b"], ["c"]), "text_1"),
             (lambda llm: llm.score("a", []), "text_2"),
             (lambda llm: llm.rerank("a", [""]), "documents"),
@@ -140,6 +180,10 @@ class TestRefusals:
     def test_who_scores_does_not_embed(self, pooled):
         with pytest.raises(InvalidRequestError, match="has no embeddings"):
             pooled("bert-scorer")[0].embed("a")
+        with pytest.raises(InvalidRequestError, match="has no embeddings"):
+            pooled("bert-scorer")[0].encode("a", pooling_task="token_embed")
+        with pytest.raises(InvalidRequestError, match="prompt_name is 'query', allowed: none"):
+            pooled("bert-scorer")[0].encode("a", prompt_name="query")
 
     @pytest.mark.parametrize(
         ("options", "named"),

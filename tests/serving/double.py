@@ -62,8 +62,8 @@ class ByteTokenizer:
     def encode_chat(self, messages: Sequence[dict[str, Any]], **kwargs: Any) -> list[int]:
         return self.encode(self.render_chat(messages, **kwargs))
 
-    def encode_infill(self, prefix: str, suffix: str) -> list[int]:
-        return self.encode(f"<before>{prefix}<after>{suffix}<middle>")
+    def encode_infill(self, prefix: str, suffix: str, add_special_tokens: bool = True) -> list[int]:
+        return self.encode(f"<before>{prefix}<after>{suffix}<middle>", add_special_tokens)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         kept = [i for i in ids if not (skip_special_tokens and i in self.special_ids)]

@@ -307,6 +307,21 @@ async def test_what_is_late_is_told_so(error, status, code, retry, stream):
         assert (told["code"], told["type"], told["message"]) == (code, "server_error", str(error))
 
 
+@run_async
+async def test_a_beam_search_is_late_as_a_whole():
+    """Its steps are requests of their own, none of which is late."""
+    asked = {"prompt": "a", "use_beam_search": True, "max_tokens": 3, "queue_timeout": 9}
+    engine = EngineDouble(says=["a"])
+    async with client_of(engine) as client:
+        assert (await client.post("/v1/completions", json=asked | {"timeout": 60})).status == 200
+        waits = [options.queue_timeout for options in engine.options]
+        assert waits == [9] + [None] * (len(waits) - 1) and len(waits) > 1
+        engine.says, engine.gate = ["", "a"], asyncio.Event()
+        response = await client.post("/v1/completions", json=asked | {"timeout": 0.05})
+        assert (response.status, (await error_of(response))["code"]) == (504, "timeout")
+        assert not engine.running
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("error", "code"),

@@ -132,6 +132,40 @@ async def test_what_is_refused(tmp_path):
         assert response.status == 404 and "--files-dir" in await response.text()
 
 
+@run_async
+async def test_files_are_listed_in_pages(tmp_path):
+    async with batching(tmp_path) as client:
+        theirs = openai_client(client)
+        made = [
+            (await theirs.files.create(file=(f"{i}", b"{}"), purpose="batch")).id for i in range(3)
+        ]
+        up = [file.id async for file in theirs.files.list(order="asc", limit=2)]
+        down = [file.id async for file in theirs.files.list(order="desc", limit=1)]
+        assert up == down[::-1] and sorted(up) == sorted(made)
+        assert not [file async for file in theirs.files.list(purpose="batch_output")]
+        for url in ("/v1/files", "/v1/batches"):
+            for query, param in (
+                ("limit=0", "limit"),
+                ("limit=" + "9" * 5000, "limit"),
+                ("limit=\u0663", "limit"),
+                ("order=up", "order"),
+                ("order=asc&order=desc", "order"),
+                ("after=file-x", "after"),
+                ("before=x", "before"),
+            ):
+                answer = await client.get(f"{url}?{query}")
+                assert answer.status == 400, query
+                assert (await answer.json())["error"]["param"] == param
+
+
+def test_lines_end_where_lines_of_json_do():
+    """Other ends of lines, as str.splitlines knows them, are allowed in texts of JSON."""
+    said = "a\u2028b\u0085c\x7fd"
+    text = json.dumps(json.loads(line(1)) | {"custom_id": said}, ensure_ascii=False)
+    first, second = read_lines(f"{text}\r\n{line(2)}")
+    assert (first.custom_id, second.custom_id) == (said, "r2")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

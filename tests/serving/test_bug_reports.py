@@ -76,6 +76,34 @@ async def test_requests_that_are_wrong_are_refused_and_harm_nobody():
         assert (await client.post(COMPLETION, json=PROMPT)).status == 200
 
 
+LONG = "a" * 1000
+TURN = {"role": "user", "content": LONG}
+
+
+@pytest.mark.parametrize(
+    ("url", "body"),
+    [
+        (COMPLETION, {"prompt": LONG}),
+        (CHAT, {"messages": [TURN]}),
+        ("/v1/messages", {"messages": [TURN], "max_tokens": 1}),
+        ("/v1/messages", {"messages": MESSAGES["messages"], "max_tokens": 1000}),
+        ("/v1/responses", {"input": LONG}),
+        ("/v1/responses", {"input": [TURN], "truncation": "auto"}),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 1000}),
+    ],
+)
+@run_async
+async def test_no_endpoint_cuts_what_does_not_fit(url, body):
+    """ollama 4447, 3839: not even the last turn, where others may be left out."""
+    engine = EngineDouble()
+    async with client_of(engine) as client:
+        for stream in (False, True):
+            response = await client.post(url, json={**body, "stream": stream})
+            assert response.status == 400
+            assert str(engine.max_model_len) in (await response.json())["error"]["message"]
+    assert not engine.seen
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),

@@ -145,6 +145,18 @@ async def test_the_template_is_given_what_the_client_sent():
 
 
 @run_async
+async def test_special_tokens_in_messages_are_text_unless_they_are_asked_for():
+    engine = EngineDouble()
+    async with client_of(engine) as client:
+        for asked in ({}, {"split_special_tokens": True}, {"split_special_tokens": False}):
+            await post(client, messages=[USER], **asked)
+    prompts = [bytes(ids).decode() for ids, _ in engine.seen]
+    assert prompts == ["<user>hi<assistant>"] * 2 + [
+        "<user>hisplit_special_tokens=False<assistant>"
+    ]
+
+
+@run_async
 async def test_a_template_that_refuses_is_quoted():
     async with client_of(EngineDouble()) as client:
         status, body = await post(client, messages=[USER, USER])
@@ -218,6 +230,8 @@ async def test_the_prompt_of_a_conversation_can_be_seen():
         response = await client.post(f"{URL}/render", json=body)
         assert response.status == 200
         told = await response.json()
+        cut = await client.post(f"{URL}/render", json=body | {"truncate_prompt_tokens": 11})
+        assert (await cut.json())["prompt"] == "<assistant>"
         assert (await client.post(f"{URL}/render", json={"messages": []})).status == 400
     assert told["prompt"] == "<user>hi<assistant>"
     assert bytes(told["prompt_token_ids"]).decode() == told["prompt"]

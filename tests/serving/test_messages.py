@@ -7,6 +7,8 @@ import json
 import pytest
 
 from llmjax_serving.config import ServerConfig
+from llmjax_serving.schema.messages import parse_messages
+from llmjax_serving.schema.sampling import Limits
 
 from .double import EngineDouble, client_of, run_async
 from .test_tools import SAID, engine
@@ -174,6 +176,14 @@ async def test_what_came_before_reaches_the_template():
         assert not prompt.endswith("<assistant>")
         status, body = await post(client, url=f"{URL}/count_tokens", messages=turns, tools=TOOLS)
         assert (status, body) == (200, {"input_tokens": len(double.seen[0][0])})
+
+
+def test_thoughts_are_one_however_many_blocks_they_come_in():
+    blocks = [{"type": "thinking", "thinking": one} for one in ("hm", "rain?")]
+    turns = [USER, {"role": "assistant", "content": blocks}, USER]
+    limits = Limits(vocab_size=256, max_logprobs=20, max_prompts=None, defaults={})
+    read = parse_messages({"max_tokens": 5, "messages": turns}, limits).prompt.messages
+    assert read[1]["reasoning_content"] == "hm\nrain?"
 
 
 @run_async

@@ -14,7 +14,7 @@ from llmjax_serving.schema.chat import FIELDS as CHAT_FIELDS
 from llmjax_serving.schema.completion import COMPLETION_NO_OPS, parse_completion
 from llmjax_serving.schema.completion import FIELDS as COMPLETION_FIELDS
 from llmjax_serving.schema.sampling import OPTIONS, SAMPLING, Limits
-from llmjax_serving.schema.tokens import parse_detokenize, parse_tokenize
+from llmjax_serving.schema.tokens import TOKENIZE_CHAT, parse_detokenize, parse_tokenize
 
 LIMITS = Limits(vocab_size=100, max_logprobs=20, max_prompts=5, defaults={})
 USER = {"role": "user", "content": "hi"}
@@ -56,6 +56,8 @@ BAD_SAMPLING = [
     ("stop", ""),
     ("stop", [1]),
     ("stop", ["a"] * 65),
+    ("stop", ["a" * 2000] * 3),
+    ("bad_words", ["a" * 100] * 200),
     ("stop_token_ids", [-1]),
     ("stop_token_ids", [100]),
     ("stop_token_ids", "a"),
@@ -74,6 +76,8 @@ BAD_SAMPLING = [
     ("logit_bias", {"-1": 5}),
     ("logit_bias", {"abc": 1}),
     ("logit_bias", {"٣": 1}),
+    ("logit_bias", {"7": 1, "07": -1}),
+    ("logit_bias", {"": 1}),
     ("logit_bias", {"0": 1e30}),
     ("logit_bias", {"9" * 5000: 1}),
     ("temperature", 10**400),
@@ -212,6 +216,8 @@ def test_fields_that_ask_for_nothing_are_accepted():
         ("messages", {}),
         ("chat_template_kwargs", {"messages": []}),
         ("chat_template_kwargs", {"self": 1}),
+        ("chat_template_kwargs", {"split_special_tokens": False}),
+        ("split_special_tokens", "no"),
     ],
 )
 def test_chat_refuses(field, value):
@@ -345,6 +351,25 @@ def test_completion_best_of_has_no_other_meaning_than_n():
         completion(n=1, best_of=3)
 
 
+@pytest.mark.parametrize(
+    ("parse", "field", "value"),
+    [
+        *((parse, name, 0) for parse in (completion, chat) for name in ("prompt_logprobs", "seed")),
+        *((parse, "top_p", 0.5) for parse in (completion, chat)),
+        (completion, "logprobs", 0),
+        (chat, "logprobs", True),
+        (completion, "stop", "x"),
+        (completion, "response_format", {"type": "json_object"}),
+    ],
+)
+def test_what_a_beam_search_does_not_give_is_refused(parse, field, value):
+    nothing = {"top_p": 1, "presence_penalty": 0, "stop": [], "echo": False, "min_tokens": 0}
+    assert parse(use_beam_search=True, n=2, **nothing).beam.beam_width == 2
+    with pytest.raises(InvalidRequestError, match="none in a beam search") as caught:
+        parse(**{"use_beam_search": True, **nothing, field: value})
+    assert caught.value.param == field
+
+
 def test_prompt_logprobs_are_not_streamed():
     with pytest.raises(InvalidRequestError, match="cannot be streamed"):
         completion(stream=True, prompt_logprobs=1)
@@ -354,11 +379,14 @@ def test_prompt_logprobs_are_not_streamed():
 
 def test_tokenize_reads_text_or_messages():
     assert parse_tokenize({"prompt": "a"}, LIMITS).add_special_tokens
+    nulls = dict.fromkeys(TOKENIZE_CHAT)
+    assert parse_tokenize({**nulls, "prompt": "a"}, LIMITS).prompt == "a"
+    assert parse_tokenize({"prompt": None, "messages": [USER]}, LIMITS).prompt.messages == [USER]
     request = parse_tokenize({"messages": [USER], "add_generation_prompt": False}, LIMITS)
     assert request.prompt.add_generation_prompt is False
     with pytest.raises(InvalidRequestError, match="prompt is required"):
         parse_tokenize({}, LIMITS)
-    with pytest.raises(InvalidRequestError, match="unknown field: prompt"):
+    with pytest.raises(InvalidRequestError, match="prompt is not supported with the value"):
         parse_tokenize({"messages": [USER], "prompt": "a"}, LIMITS)
 
 

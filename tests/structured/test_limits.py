@@ -43,6 +43,7 @@ def test_what_only_looks_like_it_is_left_to_the_compiler(regex):
         {"properties": {"a": {"type": "string", "minLength": 1e12}}},
         {"enum": [str(i) for i in range(30_000)]},
         {"type": "string", "pattern": "(a{1,9999}){1,9999}"},
+        {"type": "object", "patternProperties": {"(a{1,9999}){1,9999}": {}}},
         {"$defs": {"A": CYCLE}, "properties": {"x": CYCLE}},
         {"$defs": {"A": {"$ref": "#/$defs/B"}, "B": CYCLE}, "items": {"$ref": "#/$defs/B"}},
     ],

@@ -59,4 +59,9 @@ def test_a_gap_to_fill():
     tokenizer.backend.add_special_tokens(names)
     before, after, middle = map(tokenizer.backend.token_to_id, names)
     a, b = (tokenizer.encode(text, add_special_tokens=False) for text in ("a b", " c"))
-    assert tokenizer.encode_infill("a b", " c") == [before, *a, after, *b, middle]
+    gap = [before, *a, after, *b, middle]
+    assert tokenizer.encode_infill("a b", " c") == gap
+    tokenizer = small("byte-level", add_bos_token=True)
+    tokenizer.backend.add_special_tokens(names)
+    assert tokenizer.encode_infill("a b", " c") == [tokenizer.bos_token_id, *gap]
+    assert tokenizer.encode_infill("a b", " c", add_special_tokens=False) == gap

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from ..json_text import load_json, read_json, tell_object
+from ..json_text import JsonTeller, load_json, read_json, tell_object
 from ..reader import MalformedError, Reader, Reading
 
 
@@ -25,8 +24,8 @@ class Calls(Protocol):
     What is told stays said: where the text goes wrong behind it the call ends there.
     """
 
-    def tell(self, calls: Sequence[Call]) -> None:
-        """Some calls that are whole, all or none."""
+    def tell(self, call: Call) -> None:
+        """A call that is whole."""
 
     def begin(self, name: str) -> None:
         """A call, whose arguments come next."""
@@ -79,12 +78,28 @@ class Syntax(ABC):
     def read(self, reader: Reader, calls: Calls) -> Reading[None]:
         """Reads calls from where they begin, and tells them.
 
-        Those whose arguments are JSON are told as they come. Raises MalformedError where there are
-        none, or there is something else behind what was told.
+        Their arguments are told as they come. Raises MalformedError where there are none, or there
+        is something else behind what was told.
         """
 
     def new_id(self) -> str:
         return f"call_{secrets.token_hex(12)}"
+
+
+def arguments_teller(calls: Calls, name: str) -> JsonTeller:
+    """For arguments that are written in another way than JSON's: a call begins with their first
+    piece.
+    """
+    has_begun = False
+
+    def tell(piece: str) -> None:
+        nonlocal has_begun
+        if not has_begun:
+            has_begun = True
+            calls.begin(name)
+        calls.add(piece)
+
+    return JsonTeller(tell)
 
 
 _ARGUMENTS = ("arguments", "parameters")
@@ -125,7 +140,7 @@ def tell_call(reader: Reader, calls: Calls) -> Reading[None]:
     yield from reader.literal("{")
     yield from reader.items("}", member)
     if not told:
-        calls.tell([_call_of(given)])
+        calls.tell(_call_of(given))
     reader.keep()
 
 

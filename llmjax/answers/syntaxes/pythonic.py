@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable
 
-from ..json_text import MAX_DEPTH, load_json
+from ..json_text import MAX_DEPTH, SCALAR, JsonTeller, check_scalar, hex_digit
 from ..reader import MalformedError, Reader, Reading
-from .base import Call, Calls, Syntax
+from .base import Calls, Syntax, arguments_teller
 
 _NAME = re.compile(r"[\w.-]*")
 _KEY = re.compile(r"\w*")
-_SCALAR = re.compile(r"[-+.\w]*")
 _PLAIN = {quote: re.compile(rf"[^{quote}\\]*") for quote in "'\""}
-_WORDS = {"True": True, "False": False, "None": None}
+_LISTS = {"[": "]", "(": ")"}
+_WORDS = {"True": "true", "False": "false", "None": "null"}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
 _DIGITS = {"x": 2, "u": 4, "U": 8}
 
@@ -27,76 +27,88 @@ class Pythonic(Syntax):
         started = yield from reader.maybe("<|python_start|>")
         if not started:
             yield from reader.maybe("<|python_tag|>")
-        found: list[Call] = []
+        is_empty = True
 
         def item() -> Reading[None]:
-            found.append((yield from self._call(reader)))
+            nonlocal is_empty
+            is_empty = False
+            yield from self._call(reader, calls)
 
         yield from reader.literal("[")
         yield from reader.items("]", item)
-        if not found:
+        if is_empty:
             raise MalformedError
         if started:
             yield from reader.maybe("<|python_end|>")
-        calls.tell(found)
 
-    def _call(self, reader: Reader) -> Reading[Call]:
+    def _call(self, reader: Reader, calls: Calls) -> Reading[None]:
+        """One begins with its first argument's value: until then it may be a list of anything."""
         name = yield from reader.run(_NAME)
-        arguments: dict[str, Any] = {}
+        json = arguments_teller(calls, name)
 
         def argument() -> Reading[None]:
-            key = yield from reader.run(_KEY)
+            json.key((yield from reader.run(_KEY)))
             yield from reader.space()
             yield from reader.literal("=")
             yield from reader.space()
-            arguments[key] = yield from self._value(reader, 0)
+            yield from self._value(reader, json, 0)
 
         yield from reader.literal("(")
-        yield from reader.items(")", argument)
-        return Call(name, arguments)
+        json.hold("{")
+        yield from json.items(reader, ")", "}", argument)
+        calls.end()
 
-    def _value(self, reader: Reader, depth: int) -> Reading[Any]:
+    def _value(self, reader: Reader, json: JsonTeller, depth: int) -> Reading[None]:
         """A literal of Python; JSON's true, false and null too."""
         if depth > MAX_DEPTH:
             raise MalformedError
-        members: dict[Any, Any] = {}
-        items: list[Any] = []
 
         def member() -> Reading[None]:
-            key = yield from self._string(reader)
+            pieces: list[str] = []
+            yield from self._characters(reader, (yield from self._quote(reader)), pieces.append)
+            json.key("".join(pieces))
             yield from reader.space()
             yield from reader.literal(":")
             yield from reader.space()
-            members[key] = yield from self._value(reader, depth + 1)
+            yield from item()
 
         def item() -> Reading[None]:
-            items.append((yield from self._value(reader, depth + 1)))
+            yield from self._value(reader, json, depth + 1)
 
         first = yield from reader.peek()
-        if first and first in "'\"":
-            return (yield from self._string(reader))
-        if (yield from reader.maybe("{")):
-            yield from reader.items("}", member)
-            return members
-        for opening, closing in ("[]", "()"):
-            if (yield from reader.maybe(opening)):
-                yield from reader.items(closing, item)
-                return items
-        word = yield from reader.run(_SCALAR)
-        return _WORDS[word] if word in _WORDS else load_json(word)
+        if first in _PLAIN:
+            quote = yield from self._quote(reader)
+            json.say('"')
+            yield from self._characters(reader, quote, json.characters)
+            json.say('"')
+        elif (yield from reader.maybe("{")):
+            json.say("{")
+            yield from json.items(reader, "}", "}", member)
+        elif first in _LISTS:
+            yield from reader.literal(first)
+            json.say("[")
+            yield from json.items(reader, _LISTS[first], "]", item)
+        else:
+            word = yield from reader.run(SCALAR)
+            if word not in _WORDS:
+                check_scalar(word)
+            json.say(_WORDS.get(word, word))
 
-    def _string(self, reader: Reader) -> Reading[str]:
+    def _quote(self, reader: Reader) -> Reading[str]:
         quote = yield from reader.peek()
         if quote not in _PLAIN:
             raise MalformedError
         reader.at += 1
-        text = ""
+        return quote
+
+    def _characters(self, reader: Reader, quote: str, tell: Callable[[str], None]) -> Reading[None]:
+        """Of a string, up to the quote that ends it."""
         while True:
-            text += yield from reader.run(_PLAIN[quote])
+            yield from reader.tell_run(_PLAIN[quote], tell)
             if (yield from reader.maybe(quote)):
-                return text
+                return
             yield from reader.literal("\\")
-            text += yield from self._escape(reader)
+            tell((yield from self._escape(reader)))
 
     def _escape(self, reader: Reader) -> Reading[str]:
         char = yield from reader.peek()
@@ -107,8 +119,7 @@ class Pythonic(Syntax):
             return _ESCAPES.get(char, char if char in "\\'\"" else f"\\{char}")
         digits = ""
         for _ in range(_DIGITS[char]):
-            digits += yield from reader.peek()
-            reader.at += 1
+            digits += yield from hex_digit(reader)
         try:
             return chr(int(digits, 16))
         except (ValueError, OverflowError):

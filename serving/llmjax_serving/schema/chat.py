@@ -161,6 +161,7 @@ PROMPT: dict[str, Field] = {
     "chat_template": Field(text),
     "chat_template_kwargs": Field(mapping, {}),
     "documents": Field(list_of(mapping)),
+    "split_special_tokens": Field(boolean, True),
 }
 """Fields that make the prompt text; /tokenize has them too."""
 
@@ -196,7 +197,7 @@ CHAT_NO_OPS: dict[str, Parse] = {
 RESERVED_TEMPLATE_NAMES = frozenset(
     (
         *("self", "messages", "tools", "documents", "chat_template", "add_special_tokens"),
-        *("add_generation_prompt", "continue_final_message"),
+        *("add_generation_prompt", "continue_final_message", "split_special_tokens"),
     )
 )
 """Arguments of `Tokenizer.encode_chat` that are no variables of the template."""
@@ -211,6 +212,7 @@ class ChatPrompt:
         template: instead of the model's own.
         reasoning_effort: how long the model is to think; refused where the template knows none.
         thinks: the model is to think, where the template has a switch for that.
+        split_special_tokens: those that are written in what the client sends are text.
     """
 
     messages: list[dict[str, Any]]
@@ -223,6 +225,7 @@ class ChatPrompt:
     tools: tuple[Tool, ...] = ()
     reasoning_effort: str | None = None
     thinks: bool = False
+    split_special_tokens: bool = True
 
 
 @dataclass(frozen=True)
@@ -282,6 +285,7 @@ def chat_prompt(values: dict[str, Any], limits: Limits) -> ChatPrompt:
         values["chat_template"],
         values["tools"],
         values["reasoning_effort"],
+        split_special_tokens=values["split_special_tokens"],
     )
 
 

@@ -76,7 +76,7 @@ _THINKING: dict[str, Field] = {"thinking": Field(text, required=True)}
 
 def _assistant(blocks: list[Json], path: str) -> list[Json]:
     said: Json = {"role": "assistant", "content": []}
-    calls = []
+    calls, thoughts = [], []
     for i, block in enumerate(blocks):
         where = f"{path}[{i}]"
         match block.get("type"):
@@ -87,11 +87,12 @@ def _assistant(blocks: list[Json], path: str) -> list[Json]:
                 function = {"name": call["name"], "arguments": json.dumps(call["input"])}
                 calls.append({"id": call["id"], "type": "function", "function": function})
             case "thinking":
-                thought = read(block, _THINKING, _CACHE | {"signature": text}, f"{where}.")
-                said["reasoning_content"] = thought["thinking"]
+                known = _CACHE | {"signature": text}
+                thoughts.append(read(block, _THINKING, known, f"{where}.")["thinking"])
             case kind:
                 raise refuse(f"{where}.type", kind, "text, tool_use or thinking")
-    return [said | ({"tool_calls": calls} if calls else {})]
+    thought = {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+    return [said | thought | ({"tool_calls": calls} if calls else {})]
 
 
 def _user(blocks: list[Json], path: str) -> list[Json]:
@@ -160,7 +161,7 @@ _TOOL_NO_OPS: dict[str, Parse] = {
     "type": only("custom"),
     "allowed_callers": only(["direct"]),
     "defer_loading": only(False),
-    # Arguments come when they are complete, which is soon enough.
+    # Arguments always come as they are written.
     "eager_input_streaming": boolean,
 }
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmjax.errors import InvalidRequestError
+from llmjax.pooled import POOLING_TASKS
 
 from .completion import prompt_list
 from .fields import (
@@ -33,13 +34,10 @@ def encoding(value: Any, path: str) -> str:
     return value
 
 
-TASKS = ("embed", "token_embed", "classify")
-
-
-@described({"enum": list(TASKS)})
+@described({"enum": list(POOLING_TASKS)})
 def task(value: Any, path: str) -> str:
-    if value not in TASKS:
-        raise refuse(path, value, ", ".join(TASKS))
+    if value not in POOLING_TASKS:
+        raise refuse(path, value, ", ".join(POOLING_TASKS))
     return value
 
 

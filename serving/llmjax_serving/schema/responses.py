@@ -201,6 +201,7 @@ CHAT_FIELDS: dict[str, Field] = {
     "chat_template_kwargs": Field(mapping),
     "model": Field(text),
     "parallel_tool_calls": Field(boolean, True),
+    "split_special_tokens": Field(boolean, True),
     "top_logprobs": Field(integer(0), 0),
 }
 """Fields that are read as those of chat completions with the same name."""

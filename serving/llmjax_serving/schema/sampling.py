@@ -61,7 +61,8 @@ class StreamOptions:
 def logit_bias(value: Any, path: str) -> dict[int, float]:
     biases = {}
     for key, bias in mapping(value, path).items():
-        if not (key.isascii() and key.isdecimal() and len(key) < 20):
+        # "07" would be another key for the token of "7".
+        if not re.fullmatch("0|[1-9][0-9]{0,18}", key):
             raise refuse(path, {key: bias}, "token ids as keys")
         biases[int(key)] = number(bias, f"{path}.{key}")
     return biases
@@ -202,7 +203,7 @@ def beam_params(values: Mapping[str, Any], limits: Limits) -> BeamSearchParams |
         raise refuse("temperature", values["temperature"], "none in a beam search")
     others = {"logprobs", "top_logprobs", "echo", "tools", *structured.FIELDS}
     for name in (SAMPLING.keys() | others) - BEAM_FIELDS:
-        if values.get(name):
+        if _asks(name, values.get(name)):
             raise InvalidRequestError(f"{name}: allowed is none in a beam search", param=name)
     width, most = values["n"] or 1, limits.max_logprobs // 2
     if width > most:
@@ -213,6 +214,15 @@ def beam_params(values: Mapping[str, Any], limits: Limits) -> BeamSearchParams |
         ignore_eos=bool(values["ignore_eos"]),
         length_penalty=values["length_penalty"],
     )
+
+
+_DEFAULTS = SamplingParams()
+
+
+def _asks(name: str, value: Any) -> bool:
+    """Whether a value asks for anything: 0 may, as of log-probabilities."""
+    is_nothing = value is None or value is False or value in ([], (), {})
+    return not is_nothing and value != getattr(_DEFAULTS, name, None)
 
 
 def sampling_params(

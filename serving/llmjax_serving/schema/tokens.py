@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .chat import PROMPT, PROMPT_NO_OPS, ChatPrompt, chat_prompt
-from .fields import Field, array, boolean, described, read, text
+from .fields import Field, Parse, array, boolean, described, only, read, text
 from .sampling import Limits, token_ids
 
 
@@ -28,6 +28,11 @@ TOKENIZE_CHAT: dict[str, Field] = {
     "model": Field(text),
     "return_token_strs": Field(boolean, False),
 }
+
+_OF_CHATS: dict[str, Parse] = {
+    name: only() for name in (*TOKENIZE_CHAT, *PROMPT_NO_OPS) if name not in TOKENIZE_TEXT
+}
+"""Null where there is a text."""
 
 DETOKENIZE: dict[str, Field] = {
     "model": Field(text),
@@ -51,12 +56,12 @@ class DetokenizeRequest:
 
 def parse_tokenize(body: dict[str, Any], limits: Limits) -> TokenizeRequest:
     """Reads a prompt or chat messages. Raises InvalidRequestError."""
-    if "messages" in body:
-        values = read(body, TOKENIZE_CHAT, PROMPT_NO_OPS)
+    if body.get("messages") is not None:
+        values = read(body, TOKENIZE_CHAT, PROMPT_NO_OPS | {"prompt": only()})
         prompt: str | ChatPrompt = chat_prompt(values, limits)
         special = False
     else:
-        values = read(body, TOKENIZE_TEXT, {})
+        values = read(body, TOKENIZE_TEXT, _OF_CHATS)
         prompt, special = values["prompt"], values["add_special_tokens"]
     return TokenizeRequest(values["model"], prompt, special, values["return_token_strs"])
 
