@@ -126,6 +126,6 @@ def full(shape: tuple[int, ...], value: float):
     return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
 
 
-def to_columns(rows, shape: tuple[int, int]):
+def to_columns(rows, shape: tuple[int, ...]):
     """A number a row, as a matrix."""
     return lax.broadcast_in_dim(rows, shape, [0])

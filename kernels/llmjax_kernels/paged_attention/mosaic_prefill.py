@@ -156,8 +156,8 @@ def _attend_tile(
         cleared: what no query sees of a block of values.
     """
     head, index, warpgroup = map(lax.axis_index, ("head", "tile", "warpgroup"))
-    seq, *columns = (tiles[index, i] for i in range(5))
-    tile = Tile(*columns, per_head=UNITS // group)
+    seq, start, first, stop, position = (tiles[index, i] for i in range(5))
+    tile = Tile(start, first, stop, position, UNITS // group)
     keys = tile.keys(arithmetic.window)
     stages = k_smem.shape[0]
 
