@@ -38,8 +38,8 @@ PROMPT_CASES = {
     "head 128, window, pages of 32": Case(
         heads=1, kv_heads=1, head_dim=128, page_size=32, window=150, kv_dtype="bfloat16"
     ),
-    "gqa 9, softcap, float16, pages of 256": Case(
-        heads=9, kv_heads=1, head_dim=64, page_size=256, softcap=1.5, kv_dtype="float16"
+    "gqa 5, softcap, float16, pages of 256": Case(
+        heads=5, kv_heads=1, head_dim=64, page_size=256, softcap=1.5, kv_dtype="float16"
     ),
 }
 
@@ -69,7 +69,11 @@ def backend(monkeypatch):
 
 def add_product(out, weights, values):
     """As `mosaic_prefill._add_product`; the interpreter multiplies only what is in memory."""
-    return out + jnp.dot(weights, values[...], preferred_element_type=jnp.float32)
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    values = values[...]
+    plgpu.commit_smem()  # reads by threads, not by wgmma, are to be over before TMA writes there
+    return out + jnp.dot(weights, values, preferred_element_type=jnp.float32)
 
 
 @pytest.mark.parametrize("case", DECODE_CASES.values(), ids=DECODE_CASES)
@@ -147,7 +151,7 @@ def is_out_of_step(attend):
     return interpreter.get_races().races_found
 
 
-@settings(deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     counts=st.lists(st.integers(0, 70), min_size=1, max_size=5),
     before=st.lists(st.integers(0, 300), min_size=5, max_size=5),
