@@ -107,16 +107,6 @@ def capped(scores, cap: float):
     return jnp.where(scores < 0, -tanh, tanh) * cap
 
 
-def store(ref, value) -> None:
-    """To memory without a layout that wgmma takes. Newer versions of jax ask for consent to what
-    may then be slow: threads that meet in a bank of shared memory, stores to memory of the
-    device."""
-    if hasattr(plgpu, "store"):  # jax 0.12
-        plgpu.store(ref, value, optimized=False)
-    else:
-        ref[...] = value
-
-
 def iota(shape: tuple[int, int], axis: int):
     return plgpu.broadcasted_iota(jnp.int32, shape, axis, layout=plgpu.Layout.WGMMA)
 

@@ -31,7 +31,6 @@ from .mosaic_common import (
     iota,
     places,
     product,
-    store,
     tiled,
     to_columns,
 )
@@ -157,8 +156,8 @@ def _attend_decodes(
     def write_sums(largest, total):
         @pl.when(warpgroup == 0)  # they all have the same
         def write():
-            store(part_largest.at[seq, head, split], largest)
-            store(part_total.at[seq, head, split], total)
+            part_largest[seq, head, split] = largest
+            part_total[seq, head, split] = total
 
     @pl.when(keys.count > 0)
     def attend_keys():
@@ -170,7 +169,7 @@ def _attend_decodes(
         carry = (full((ROWS, width), 0.0), full((ROWS,), NOTHING), full((ROWS,), 0.0))
         out, largest, total = lax.fori_loop(0, keys.count, attend_block, carry)
         write_sums(largest, total)
-        store(result.at[warpgroup], out)
+        result[warpgroup] = out
         plgpu.commit_smem()
         place = parts.at[seq, pl.ds(head * group, group), split, channels]
         plgpu.copy_smem_to_gmem(result.at[warpgroup, pl.ds(0, group)], place)

@@ -31,7 +31,6 @@ from .mosaic_common import (
     full,
     iota,
     places,
-    store,
     tiled,
     to_columns,
 )
@@ -318,7 +317,7 @@ def _write(tile: Tile, units, head, group: int, result, warpgroup, fast, by_row,
 
     @pl.when(tile.stop - tile.first < size)
     def write_some():
-        store(by_row.at[pl.ds(warpgroup * ROWS, ROWS)], result)
+        by_row[pl.ds(warpgroup * ROWS, ROWS)] = result
         plgpu.commit_smem()
         for i, unit in enumerate(units):
             token = tile.token(unit)
