@@ -19,6 +19,8 @@ from pathlib import Path
 TARGETS = ("a100", "h100", "h200")
 SAME_KERNELS = {"h200": "h100"}
 """Targets whose kernels are those of another, which is checked: their chips are the same."""
+MOSAIC = ("attend_decodes", "attend_prompts")
+"""How the names of Mosaic GPU's kernels begin."""
 HOPPER = 90
 """Compute capability."""
 TOLERANCE = 1.1
@@ -66,6 +68,9 @@ def check_kernels(check, target, mesh) -> None:
     for name, case in (CASES | PRODUCTS[target.arch]).items():
         for code in machine_code(target, mesh, case, dumps()):
             check(name, code.fits(target), code)
+            if code.kernel.startswith(MOSAIC):
+                found = f"{code.products} by wgmma, {code.copies} by TMA"
+                check(f"{name}: products and copies", min(code.products, code.copies) > 0, found)
 
 
 def check_steps(check, target) -> None:
@@ -170,14 +175,14 @@ def check_faults(check, target, mesh) -> None:
 
 def check_fault_of_mosaic(check, target, mesh) -> None:
     from kernels import Case, machine_code
-    from llmjax_kernels.paged_attention import mosaic_kernels
+    from llmjax_kernels.paged_attention import mosaic_decode
 
-    chosen = mosaic_kernels.MOST_CHANNELS
-    mosaic_kernels.MOST_CHANNELS = 256
+    chosen = mosaic_decode.MOST_CHANNELS
+    mosaic_decode.MOST_CHANNELS = 256
     try:
         codes = list(machine_code(target, mesh, Case(head_dim=256, heads=24), dumps()))
     finally:
-        mosaic_kernels.MOST_CHANNELS = chosen
+        mosaic_decode.MOST_CHANNELS = chosen
     [code] = [code for code in codes if code.kernel.startswith("attend_decodes")]
     check("fault: a warpgroup that spills", code.spilled > 0 and not code.fits(target), code)
 

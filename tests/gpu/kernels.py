@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -97,6 +97,19 @@ CASES = {
     **both("float32", dtype="float32", kv="float32"),
     **both("float32, head 256, group 32", dtype="float32", kv="float32", head_dim=256, kv_heads=1),
     **both("group 71, head 64", heads=71, kv_heads=1, head_dim=64),
+    "head 128 mixed, Mosaic GPU's": Case(kernels="mosaic", tokens=2048),
+    "head 128 mixed, window, softcap, float16, Mosaic GPU's": Case(
+        kernels="mosaic",
+        tokens=2048,
+        window=4096,
+        softcap=50.0,
+        sinks=True,
+        dtype="float16",
+        kv="float16",
+    ),
+    "head 64 mixed, group 7, Mosaic GPU's": Case(
+        kernels="mosaic", tokens=2048, head_dim=64, heads=56
+    ),
 }
 
 
@@ -106,6 +119,7 @@ class MachineCode:
     spilled: bytes of registers kept in memory, stored and loaded.
     shared: bytes of shared memory of a block.
     blocks: that a multiprocessor holds at once.
+    products, copies: by wgmma and by TMA, as often as they stand there; of Mosaic GPU's.
     """
 
     kernel: str
@@ -114,6 +128,8 @@ class MachineCode:
     spilled: int
     shared: int
     blocks: int
+    products: int = 0
+    copies: int = 0
 
     def fits(self, target: Target) -> bool:
         """Nothing is spilled, and a multiprocessor has room for it."""
@@ -148,7 +164,11 @@ def of_mosaic(target: Target, ptx: Path) -> MachineCode:
     launch = ptx.with_suffix(".before_layout_inference.txt").read_text()
     shared = int(re.findall(r"dynamic_shared_memory_size %c(\d+)_i32", launch)[0])
     threads = int(re.findall(r"\.maxntid (\d+)", ptx.read_text())[0])
-    return measure(target, ptx.stem, ptx.with_suffix(".ptxas").read_text(), threads, shared)
+    code = measure(target, ptx.stem, ptx.with_suffix(".ptxas").read_text(), threads, shared)
+    products, copies = (
+        ptx.read_text().count(x) for x in ("wgmma.mma_async", "cp.async.bulk.tensor")
+    )
+    return replace(code, products=products, copies=copies)
 
 
 def assemble(target: Target, ptx: Path) -> MachineCode:

@@ -30,7 +30,7 @@ def test_the_environment_decides(monkeypatch):
 def test_another_value_is_refused(monkeypatch):
     monkeypatch.setenv("LLMJAX_KERNELS", "cuda")
     with pytest.raises(
-        RuntimeError, match="LLMJAX_KERNELS is 'cuda', allowed: xla, triton, native"
+        RuntimeError, match="LLMJAX_KERNELS is 'cuda', allowed: xla, triton, mosaic, native"
     ):
         native.available()
 

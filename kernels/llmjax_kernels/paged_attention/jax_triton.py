@@ -20,6 +20,7 @@ from ..kv_format import SCALE_BYTES
 from ..layout import PagedKV
 from ..triton_call import HOPPER, available, launch, power_of_two
 from .args import AttentionArgs, AttentionSpec
+from .tiles import num_tiles
 
 WIDEST = 256
 """Channels of a head."""
@@ -111,7 +112,7 @@ def _attend(kernels: ModuleType, gpu: Gpu, args: AttentionArgs) -> Float[Array, 
     K = kv.k.shape[2]
     shape = choose_shape(args, gpu)
     split = shape.splits > 1
-    tiles = S if batch.decode_only else T // shape.tile + S + 1
+    tiles = S if batch.decode_only else num_tiles(T, S, shape.tile)
     tables = (batch.query_starts, batch.kv_lens, batch.block_tables)
     inputs = (q, kv.k, kv.v, *tables, _sinks(args), T, S, P)
     result = ShapeDtypeStruct(q.shape, q.dtype)
@@ -197,7 +198,7 @@ def choose_shape(args: AttentionArgs, gpu: Gpu) -> Shape:
         keys = keys if hopper else keys // 2
     rows = max(rows, 16, power_of_two(group))
     tile = 1 if decode_only else rows // group
-    tiles = S if decode_only else T // tile + S + 1
+    tiles = S if decode_only else num_tiles(T, S, tile)
     splits = choose_splits(args, tiles, gpu)
     large = width > 128 or (hopper and rows > 16) if exact else rows * width >= most
     warps = 8 if large else 4

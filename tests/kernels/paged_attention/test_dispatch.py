@@ -124,8 +124,34 @@ def test_mosaic_gpu_takes_pages_and_groups_of_many_sizes(hopper):
             assert mosaic_gpu.supports(arguments(N=2 * group, dtype="float16", kv="float16"))
 
 
+def test_mosaic_gpu_takes_prompts_where_it_is_asked_to(hopper, monkeypatch):
+    prompts = {"T": 2048, "S": 16, "N": 32, "K": 8, "H": 128}
+    with compiling_for(H100):
+        assert not mosaic_gpu.supports(arguments(**prompts))
+        monkeypatch.setenv("LLMJAX_KERNELS", "mosaic")
+        assert mosaic_gpu.supports(arguments())
+        for different in ({}, {"H": 64}, {"N": 16}, {"N": 128}, {"page_size": 256}):
+            assert mosaic_gpu.supports(arguments(**prompts | different))
+        for different in (
+            {"T": 512},  # too few tiles for the chip
+            {"H": 256},
+            {"N": 136},  # heads of a group
+            {"kv": "int8"},
+            {"kv": "float16"},
+            {"page_size": 4},
+            {"page_size": 192},
+        ):
+            args = arguments(**prompts | different)
+            assert not mosaic_gpu.supports(args)
+            assert jax_triton.supports(args)
+        negative = arguments(**prompts)._replace(spec=AttentionSpec(-1.0))
+        assert not mosaic_gpu.supports(negative)
+
+
 def test_two_programs_of_mosaic_gpu_fit_a_multiprocessor():
     assert [mosaic_gpu.choose_stages(head_dim) for head_dim in mosaic_gpu.HEAD_DIMS] == [4, 2, 2]
+    prompts = [mosaic_gpu.choose_prompt_stages(H) for H in mosaic_gpu.PROMPT_HEAD_DIMS]
+    assert prompts == [4, 2]  # one program, that is
 
 
 def test_what_triton_does_not_support_is_left_to_xla(installed):
