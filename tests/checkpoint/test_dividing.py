@@ -40,7 +40,7 @@ def test_a_product_is_what_it_was(
 ):
     unit, rng = unit_of(format), np.random.default_rng(seed)
     sizes = Sizes(group * kv_heads, kv_heads, head_dim, blocks * unit)
-    divided, sources = partition(sizes, devices, unit)
+    divided, sources, _ = partition(sizes, devices, unit)
     N, K, axis = shape_of(path, divided)
     outputs, inputs, _ = shape_of(path, sizes)
     if inputs % (format.group or 1):  # no checkpoint has it
@@ -90,7 +90,7 @@ def dealt(x, source):
 def test_groups_stay_as_they_are_where_that_can_be():
     mesh, format = AbstractMesh((8,), ("tensor",)), QuantFormat("int4", 128, minima=True)
     sizes = Sizes(64, 8, 128, 29568)  # Qwen2.5 72B
-    divided, sources = partition(sizes, 8, unit_of(format))
+    divided, sources, _ = partition(sizes, 8, unit_of(format))
     assert divided.mlp_size == 29696
     down = deal("mlp.down.weight", (8192, 29696), format, None, sources, mesh)
     out = deal("attn.o.weight", (8192, 8192), format, None, sources, mesh)
