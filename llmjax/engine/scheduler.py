@@ -383,5 +383,6 @@ class Scheduler:
 
 
 def _has_jumped(seq: Sequence) -> bool:
-    """Whether it has output that is not computed, but for its last token."""
-    return seq.prompt_len <= seq.num_computed < seq.num_tokens - 1
+    """Whether it has output that was never computed, but for its last token. What was, before a
+    preemption, comes back as a prompt does."""
+    return not seq.num_preemptions and seq.prompt_len <= seq.num_computed < seq.num_tokens - 1

@@ -572,3 +572,23 @@ def test_what_is_forced_takes_no_larger_program_than_it_is_worth(crowd):
     assert (at_once > 0, one_by_one > 0) == ((True, False) if not crowd else (False, True))
     h.drain()
     h.check_outputs()
+
+
+def test_what_was_computed_before_a_preemption_does_not_come_back_token_by_token():
+    buckets = CompileConfig(token_buckets=(64,), seq_buckets=(8,))
+    config = SchedulerConfig(max_num_seqs=8, prefill_chunk_size=8)
+    h = Harness(config, compile_config=buckets, depth=1)
+    for _ in range(7):
+        h.add([3], max_tokens=30, ignore_eos=True)
+    (seq,) = h.add([3, 4, 6], max_tokens=30, ignore_eos=True)
+    while seq.output_len < 10:
+        h.step()
+    h.scheduler.lives.preempt(seq)
+    h.cache.reset()
+    counts = []
+    while seq.num_computed < len(seq.tokens) - 1:
+        counts += [c.count for c in h.dispatch().chunks if c.seq is seq]
+        h.commit()
+    assert counts == [8, 5]
+    h.drain()
+    h.check_outputs()
