@@ -70,7 +70,7 @@ def load_model(
 
     Args:
         dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's own type. What is
-            quantised stays so where native kernels run it, or Triton's on one NVIDIA GPU; else
+            quantised stays so where native kernels run it, or Triton's on NVIDIA GPUs; else
             "auto" means bfloat16 for it on an accelerator. XLA on a CPU takes float32, as its
             bfloat16 dot is slow.
         quantization: "int8", "int4" or "fp8": float matrices are quantised; the first two for

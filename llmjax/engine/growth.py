@@ -71,7 +71,7 @@ class Growth:
         return stop_at(seq, self._lives.max_len[seq])
 
     def _jump(self, seq: Sequence, delta: SequenceDelta) -> Stop | None:
-        """Takes what a grammar leaves no choice of, to be computed as a prompt is.
+        """Takes what a grammar leaves no choice of, to be computed without being sampled.
 
         Where a step in flight computes more of the sequence than its last token, it goes token
         by token: the mask allows no other either.
