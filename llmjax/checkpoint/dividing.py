@@ -41,6 +41,7 @@ from ..quant import CodedRows, Coding, QuantisedMatrix
 from ..quant.base import TABLES
 from .arrays import picked
 from .base import Checkpoint
+from .packing import some_of
 
 log = logging.getLogger(__name__)
 
@@ -190,18 +191,14 @@ def say(dealings: Mapping[str, Deal]) -> None:
         log.warning(
             "groups of inputs are spread over the devices in %d quantised matrices (%s): each "
             "product gathers them first",
-            *(len(gathering), _some(gathering)),
+            *(len(gathering), some_of(gathering)),
         )
     if whole:
         log.warning(
             "there are no whole groups of inputs for each device in %d quantised matrices (%s): "
             "each has all of them",
-            *(len(whole), _some(whole)),
+            *(len(whole), some_of(whole)),
         )
-
-
-def _some(paths: list[str]) -> str:
-    return ", ".join(paths[:2]) + (", ..." if len(paths) > 2 else "")
 
 
 def _of_smaller_groups(format: QuantFormat) -> Iterator[QuantFormat]:

@@ -169,7 +169,7 @@ def require_floats(checkpoint: Checkpoint, tensors: set[str], quantization: str)
         already = [f"{n} ({info.type_name})" for n, info in infos.items() if n not in floats]
         raise ConfigError(
             f"quantization is {quantization!r}, but {checkpoint.path} is quantised "
-            f"already ({_some(already)}): leave quantization out"
+            f"already ({some_of(already)}): leave quantization out"
         )
     size = QUANTISATIONS[quantization].group if quantization in QUANTISATIONS else 1
     shapes = {name: info.shape for name, info in infos.items() if name in floats}
@@ -177,7 +177,7 @@ def require_floats(checkpoint: Checkpoint, tensors: set[str], quantization: str)
     if odd:
         raise ConfigError(
             f"quantization is {quantization!r}, allowed only where rows are whole groups of "
-            f"{size} weights; not so: {_some(odd)}"
+            f"{size} weights; not so: {some_of(odd)}"
         )
     return floats
 
@@ -207,7 +207,8 @@ def rows_of(
         yield path, stored if transform is None else transform(stored, config)
 
 
-def _some(names: list[str]) -> str:
+def some_of(names: list[str]) -> str:
+    """A few names, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
