@@ -142,6 +142,7 @@ def load_model(
     model = LoadedModel(
         config=divided,
         kv_copies=1 if parts is None else parts.kv_copies,
+        kv_queries=config.num_heads // config.num_kv_heads,
         mesh=mesh,
         graphdef=weights.graphdef,
         state=weights.state,

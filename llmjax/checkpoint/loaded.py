@@ -38,6 +38,7 @@ class LoadedModel:
         stages: its parts, where it is cut into several (`Stage`); `state` is that of all.
         layers: that are in a part; None is all.
         kv_copies: how often each key-value head is there; see `parallel/partition.py`.
+        kv_queries: query heads of one in the checkpoint, whose copies have them together.
     """
 
     config: DecoderConfig
@@ -53,6 +54,7 @@ class LoadedModel:
     stages: tuple[LoadedModel, ...] = ()
     layers: range | None = None
     kv_copies: int = 1
+    kv_queries: int = 1
 
     @property
     def parts(self) -> tuple[LoadedModel, ...]:

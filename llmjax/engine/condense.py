@@ -140,7 +140,8 @@ class StageCondenser:
         model, self.layout = part.model, part.layout
         assert self.layout.eviction is not None
         self.eviction = self.layout.eviction
-        self.mesh, self.kv_copies = model.mesh, model.kv_copies
+        self.mesh = model.mesh
+        self.kv_copies, self.kv_queries = model.kv_copies, model.kv_queries
         self._model, self._tree = model, part.tree
         self._is_last = model.layers is None or model.layers.stop == model.config.num_layers
         # What is sought in keys that are rotated and copied needs no weights.
@@ -271,24 +272,34 @@ class _LookingBack:
         out, weights = attend_densely(q, keys, values, spec, at)
         if not is_full:
             return out, ()
-        # A head of zeros, put in to divide them, looks at all of these alike: no choice changes.
-        mass = jnp.sum(weights, axis=(1, 2))
+        mass = jnp.sum(weights, axis=2)
         if stage.mesh is not None and stage.kv_copies > 1:
-            mass = _of_all_copies(mass, stage.kv_copies, stage.mesh.shape["tensor"])
-        most = most_attended(mass, eviction)
+            devices = stage.mesh.shape["tensor"]
+            of_all = of_all_copies(mass, stage.kv_copies, stage.kv_queries, devices)
+        else:
+            of_all = jnp.sum(mass, axis=1)
+        most = most_attended(of_all, eviction)
         k, v = (jnp.take_along_axis(x, most.T[:, :, None], axis=0) for x in rows)
         return out, (k, v)
 
 
-def _of_all_copies(
-    mass: Float[Array, "K keys"], copies: int, devices: int
+def of_all_copies(
+    mass: Float[Array, "K G keys"], copies: int, queries: int, devices: int
 ) -> Float[Array, "K keys"]:
     """Of a device's key-value heads what the queries of all their copies, which lie side by side
-    over the axis "tensor", pay attention to."""
-    K = mass.shape[0]
-    heads = (lax.axis_index("tensor") * K + jnp.arange(K)) // copies
-    sums = jnp.zeros((-(-devices * K // copies), mass.shape[1]), mass.dtype)
-    return lax.psum(sums.at[heads].add(mass), "tensor")[heads]
+    over the axis "tensor", pay attention to.
+
+    Args:
+        mass: of each query head on the device.
+        queries: that a head has; those behind them, put in to divide them, repeat another.
+    """
+    K, G, keys = mass.shape
+    places = lax.axis_index("tensor") * K + jnp.arange(K)
+    query = places[:, None] % copies * G + jnp.arange(G)
+    own = jnp.sum(jnp.where(query[:, :, None] < queries, mass, 0), axis=1)
+    heads = places // copies
+    sums = jnp.zeros((-(-devices * K // copies), keys), mass.dtype)
+    return lax.psum(sums.at[heads].add(own), "tensor")[heads]
 
 
 def _looked_back(numbers: Int[Array, " 3"], count: int) -> Int[Array, " count"]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,9 +13,10 @@ from hypothesis import strategies as st
 
 from llmjax import LLM, SamplingParams
 from llmjax.config import EngineConfig
-from llmjax.engine.condense import Condenser
+from llmjax.engine.condense import Condenser, of_all_copies
 from llmjax.engine.pipeline import make_programs
 from llmjax.errors import ConfigError, InvalidRequestError
+from llmjax.parallel.partition import Sizes, partition
 from llmjax_kernels import native
 
 from .forgetful import logprobs
@@ -175,6 +178,23 @@ def test_pages_of_a_long_request_are_those_of_its_budget(caching):
     used = [caching.engine.stats().pages_used for _ in request]
     assert 0 < max(used) <= most
     assert "at most 128 tokens" in caching.engine.describe()
+
+
+@pytest.mark.parametrize("devices", [2, 3, 6, 8])
+def test_what_stays_is_chosen_by_the_queries_that_there_are(devices):
+    """9 query heads to 3 key-value heads; over 6 devices some are there twice."""
+    sizes = Sizes(9, 3, 1, 8)
+    parts = partition(sizes, devices)
+    divided = parts.sizes
+    mass = np.random.default_rng(0).uniform(size=(9, 5)).astype(np.float32)
+    queries = parts.sources.get("queries", np.arange(9))
+    kv_heads = parts.sources.get("kv_heads", np.arange(3))
+    shape = (devices, divided.num_kv_heads // devices, divided.num_heads // divided.num_kv_heads, 5)
+    look = partial(of_all_copies, copies=parts.kv_copies, queries=3, devices=devices)
+    found = jax.vmap(look, axis_name="tensor")(mass[queries].reshape(shape)).reshape(-1, 5)
+    expected = mass.reshape(3, 3, 5).sum(axis=1)
+    there = kv_heads >= 0
+    np.testing.assert_allclose(found[there], expected[kv_heads[there]], rtol=1e-5)
 
 
 def test_what_is_kept_is_found_without_a_copy_of_the_pool(roomy):
