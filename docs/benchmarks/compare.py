@@ -2,8 +2,7 @@
 
 Both sides of every comparison are measured in one run, in turn, round by round. A side is a
 process that stays loaded; while another one is measured it is stopped (SIGSTOP), so that no
-two ever run together. The results go to cpu.json, which report.py turns into cpu.md and
-a plot.
+two ever run together. The results go to cpu.json, which report.py turns into cpu.md.
 """
 
 from __future__ import annotations
