@@ -244,7 +244,11 @@ def _give_back_freed_memory() -> None:
 def _runs_native(config: DecoderConfig, dtype: str, page_size: int) -> bool:
     if dtype == "float16":
         return False
-    return native_available() and native_supports(config.head_dim, page_size)
+    try:
+        available = native_available()
+    except RuntimeError as error:  # what the user's environment says of them
+        raise ConfigError(str(error)) from None
+    return available and native_supports(config.head_dim, page_size)
 
 
 def plain_dtype(dtype: str, checkpoint: Checkpoint, table: WeightTable | None) -> jnp.dtype:

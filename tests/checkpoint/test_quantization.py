@@ -25,6 +25,7 @@ from tiny_files import (
 from llmjax import LLM, SamplingParams
 from llmjax.checkpoint import convert, load_model
 from llmjax.checkpoint.data_file import FileCheckpoint
+from llmjax.checkpoint.load import _runs_native
 from llmjax.errors import ConfigError
 from llmjax_kernels import native
 from llmjax_kernels.packed import PackedWeight, quantise
@@ -232,3 +233,11 @@ def test_what_is_not_finite_is_named(folder):
     tensors["lm_head.weight"][3, 3] = np.nan
     with pytest.raises(ConfigError, match=r"quantization: lm_head.weight .* not finite"):
         load(write_folder(folder, tensors, **WIDE), "int8")
+
+
+@pytest.mark.parametrize("name", ["LLMJAX_KERNELS", "LLMJAX_ISA"])
+def test_environment_that_means_nothing_is_a_config_error(monkeypatch, name):
+    monkeypatch.delenv("LLMJAX_KERNELS", raising=False)
+    monkeypatch.setenv(name, "nonsense")
+    with pytest.raises(ConfigError, match=f"{name} is 'nonsense', allowed: "):
+        _runs_native(None, "auto", 16)

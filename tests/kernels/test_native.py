@@ -35,6 +35,15 @@ def test_another_value_is_refused(monkeypatch):
         native.available()
 
 
+def test_another_instruction_set_is_refused(monkeypatch):
+    monkeypatch.delenv("LLMJAX_KERNELS", raising=False)
+    monkeypatch.setenv("LLMJAX_ISA", "sse9")
+    with pytest.raises(
+        RuntimeError, match="LLMJAX_ISA is 'sse9', allowed: amx, avx512, avx2, generic"
+    ):
+        native.available()
+
+
 def test_other_devices_are_served_by_xla(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.delenv("LLMJAX_KERNELS", raising=False)

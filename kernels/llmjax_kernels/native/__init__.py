@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import os
 from pathlib import Path
 
 import jax
@@ -16,6 +17,7 @@ log = logging.getLogger(__name__)
 
 _LIBRARY = Path(__file__).parent / "libllmjax_native.so"
 _REBUILD = "`pip install -e .` builds them again"
+_INSTRUCTION_SETS = ("amx", "avx512", "avx2", "generic")
 _TARGETS = ("attention_block", "mlp_block", "linear", "embed", "zeros")
 
 
@@ -25,11 +27,16 @@ def available() -> bool:
     `LLMJAX_KERNELS` is "xla" to forbid them, "native" to insist on them.
 
     Raises:
-        RuntimeError: they are insisted on and cannot be had; or the variable is neither.
+        RuntimeError: they are insisted on and cannot be had; or that variable, or `LLMJAX_ISA`, has
+            a value that means nothing.
     """
     choice = wanted()
     if choice == "xla" or jax.default_backend() != "cpu":
         return False
+    most = os.environ.get("LLMJAX_ISA", "")
+    if most and most not in _INSTRUCTION_SETS:
+        allowed = ", ".join(_INSTRUCTION_SETS)
+        raise RuntimeError(f"LLMJAX_ISA is {most!r}, allowed: {allowed}")
     problem = _problem()
     if problem and choice == "native":
         raise RuntimeError(f"LLMJAX_KERNELS is native, but {problem}")
