@@ -76,7 +76,7 @@ def late(request: Request, now: float, to_begin: bool) -> RequestTimeoutError | 
             retry_after=retry_after(waited),
         )
     return RequestTimeoutError(
-        f"the request had not ended {waited:.1f} s after its arrival, and its timeout is "
+        f"the request had not ended {waited:.3g} s after its arrival, and its timeout is "
         f"{request.options.timeout:g} s"
     )
 
