@@ -19,8 +19,8 @@ class ParallelConfig:
 
     Attributes:
         tensor_parallel_size: devices that share each layer: its heads, its mlp channels and the
-            vocabulary. Any number does: heads that do not divide are copied, or filled up with
-            zeros. By XLA alone; the native CPU kernels run on one device.
+            vocabulary. Any number does: heads that do not divide are copied, channels are filled
+            up with zeros. By XLA and Triton; the native CPU kernels run on one device.
         data_parallel_size: copies of the model, on as many devices each, between which requests
             are dealt out: to the copy whose prefix cache has most of a prompt, unless others
             have so much less to do that they are done with it sooner.

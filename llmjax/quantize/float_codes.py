@@ -10,9 +10,11 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
+from llmjax_kernels.quant_matmul import RANGES
+
 from .layer import Coded
 
-E4M3_MAX, E2M1_MAX = 448.0, 6.0
+E4M3_MAX, E2M1_MAX = RANGES["fp8_e4m3"][1], RANGES["e2m1"][1]
 NVFP4_BLOCK, MXFP4_BLOCK = 16, 32
 FP8_BLOCK = 128
 """A side of a weight's block in DeepSeek's and Qwen's FP8."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from llmjax_kernels.quant_matmul import InputFormat
+from llmjax_kernels.quant_matmul import RANGES, InputFormat
 
-_REACH = {"int8": 127.5, "fp8_e4m3": 448.0}
+_REACH = {"int8": 127.5, "fp8_e4m3": RANGES["fp8_e4m3"][1]}
 """Integers' range is 255 steps, as compressed-tensors has it, and saturates to 127."""
 
 

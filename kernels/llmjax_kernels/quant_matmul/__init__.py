@@ -4,7 +4,7 @@ from .coded import coded_exponent, from_coded, quant_format
 from .dispatch import format_here, quant_matmul, quant_rows, with_quantised_inputs
 from .divided import divided_shapes, join
 from .gguf import from_gguf, gguf_quant_format
-from .inputs import InputFormat, round_rows
+from .inputs import RANGES, InputFormat, round_rows
 from .weight import (
     FORMATS,
     QuantFormat,
@@ -17,6 +17,7 @@ from .weight import (
 
 __all__ = [
     "FORMATS",
+    "RANGES",
     "InputFormat",
     "QuantFormat",
     "QuantWeight",
