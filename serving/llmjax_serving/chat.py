@@ -193,9 +193,8 @@ async def job_of(request: web.Request, body: ChatRequest, answer_id: str) -> tup
     state = request.app[STATE]
     engine = state.ready_engine()
     args = (answer_id, body, engine.tokenizer, engine.max_model_len, engine.config.model)
-    if body.prompt.template is not None or body.tools is not None:
-        # A template takes as long as it likes; schemas of functions are compiled elsewhere first.
-        return await state.in_thread(make_job, *args)
+    if body.may_be_slow:
+        return await state.slowly(make_job, *args)
     return await state.computed(size_of(request), make_job, *args)
 
 

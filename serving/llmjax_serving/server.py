@@ -139,7 +139,7 @@ class Server:
             if config.uds is not None:
                 with suppress(FileNotFoundError):
                     os.unlink(config.uds)
-            self.state.pool.shutdown(wait=False, cancel_futures=True)
+            self.state.close()
 
     @asynccontextmanager
     async def _taking_requests(

@@ -40,6 +40,8 @@ class ServerState:
     active: handlers that generate.
     frontends: where others take the requests of clients; None where this process does.
     pool: threads that tokenise, so that the event loop does not.
+    slow_pool: threads for what a client may make as slow as its limits let it be, so that
+        nobody else's texts wait behind it.
     """
 
     model_name: str
@@ -52,6 +54,9 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
     pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(4, thread_name_prefix="tokenise")
+    )
+    slow_pool: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="slow")
     )
 
     def put(self, engine: AsyncEngine | PoolingEngine) -> None:
@@ -134,6 +139,15 @@ class ServerState:
 
     async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.pool, work, *args)
+
+    async def slowly(self, work: Callable[..., T], *args: Any) -> T:
+        """`work`, in a thread of those that may be slow."""
+        return await asyncio.get_running_loop().run_in_executor(self.slow_pool, work, *args)
+
+    def close(self) -> None:
+        """No thread begins anything more."""
+        for pool in (self.pool, self.slow_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 STATE = web.AppKey("state", ServerState)

@@ -283,7 +283,7 @@ async def client_of(
     async with TestClient(server) as client:
         client.state = state  # type: ignore[attr-defined]
         yield client
-    state.pool.shutdown()
+    state.close()
 
 
 def run_async(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

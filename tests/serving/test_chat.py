@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 
 from llmjax_serving.config import ServerConfig
 
@@ -236,3 +238,21 @@ async def test_the_prompt_of_a_conversation_can_be_seen():
     assert told["prompt"] == "<user>hi<assistant>"
     assert bytes(told["prompt_token_ids"]).decode() == told["prompt"]
     assert not engine.seen
+
+
+@run_async
+async def test_slow_schemas_of_functions_keep_nobody_elses_texts_waiting():
+    function = {"name": "f", "parameters": {"type": "object"}}
+    tools = [{"type": "function", "function": function}]
+    freed = threading.Event()
+    async with client_of(EngineDouble()) as client:
+        for _ in range(2):
+            client.state.slow_pool.submit(freed.wait)
+        bound = asyncio.create_task(post(client, tools=tools, tool_choice="required"))
+        try:
+            status, _ = await post(client)
+            assert status == 200 and not bound.done()
+        finally:
+            freed.set()
+        status, body = await bound
+        assert status == 200, body

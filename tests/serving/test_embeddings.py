@@ -67,7 +67,7 @@ async def served(
     async with TestClient(server) as client:
         client.state = state  # type: ignore[attr-defined]
         yield client
-    state.pool.shutdown()
+    state.close()
 
 
 async def call(client: TestClient, path: str, **body: Any) -> tuple[int, Any]:

@@ -72,5 +72,5 @@ async def answer(config: EngineConfig, lines: list[Line], output: Path) -> int:
     finally:
         engine.stop()
         await runner.cleanup()
-        state.pool.shutdown(wait=False, cancel_futures=True)
+        state.close()
     return failed

@@ -106,7 +106,7 @@ class Worker:
         finally:
             reporting.cancel()
             await runner.cleanup()
-            state.pool.shutdown(wait=False, cancel_futures=True)
+            state.close()
             is_lost = link.is_lost
             link.tell("report", *self._report())
             link.close()

@@ -252,6 +252,11 @@ class ChatRequest:
     tools: ToolUse | None
     include_reasoning: bool
 
+    @property
+    def may_be_slow(self) -> bool:
+        """A template may take long, and schemas of functions are compiled elsewhere first."""
+        return self.prompt.template is not None or self.tools is not None
+
 
 def chat_prompt(values: dict[str, Any], limits: Limits) -> ChatPrompt:
     generate, proceed = values["add_generation_prompt"], values["continue_final_message"]
