@@ -194,7 +194,7 @@ async def job_of(request: web.Request, body: ChatRequest, answer_id: str) -> tup
     engine = state.ready_engine()
     args = (answer_id, body, engine.tokenizer, engine.max_model_len, engine.config.model)
     if body.may_be_slow:
-        return await state.slowly(make_job, *args)
+        return await state.in_thread(make_job, *args, slow=True)
     return await state.computed(size_of(request), make_job, *args)
 
 

@@ -145,8 +145,8 @@ async def create(request: web.Request) -> web.StreamResponse:
     chat = chat_request(body, given, state.limits)
     answer_id, tokenizer = new_item_id("resp"), engine.tokenizer
     how = (tokenizer, engine.max_model_len, engine.config.model)
-    elsewhere = state.slowly if chat.may_be_slow else state.in_thread
-    job, plan = await elsewhere(prepare, answer_id, chat, body.truncate, *how)
+    args = (answer_id, chat, body.truncate, *how)
+    job, plan = await state.in_thread(prepare, *args, slow=chat.may_be_slow)
     is_kept = store.capacity > 0 if body.store is None else body.store
     echo = body.echo | {"store": is_kept}
     formatter = ResponseFormatter(answer_id, state.model_name, echo, chat, plan, tokenizer)

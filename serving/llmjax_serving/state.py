@@ -137,12 +137,10 @@ class ServerState:
         """
         return work(*args) if size <= SMALL else await self.in_thread(work, *args)
 
-    async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self.pool, work, *args)
-
-    async def slowly(self, work: Callable[..., T], *args: Any) -> T:
-        """`work`, in a thread of those that may be slow."""
-        return await asyncio.get_running_loop().run_in_executor(self.slow_pool, work, *args)
+    async def in_thread(self, work: Callable[..., T], *args: Any, slow: bool = False) -> T:
+        """`work`, in a thread: where it may be slow, in one of `slow_pool`."""
+        pool = self.slow_pool if slow else self.pool
+        return await asyncio.get_running_loop().run_in_executor(pool, work, *args)
 
     def close(self) -> None:
         """No thread begins anything more."""

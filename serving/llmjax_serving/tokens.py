@@ -40,7 +40,8 @@ async def tokenize(request: web.Request) -> web.Response:
     engine = state.ready()
     body = parse_tokenize(read_json(request), state.limits)
     check_model(body.model, state.model_name)
-    text = await state.in_thread(tokenized, engine.tokenizer, body, engine.max_model_len)
+    args = (engine.tokenizer, body, engine.max_model_len)
+    text = await state.in_thread(tokenized, *args, slow=body.may_be_slow)
     return web.json_response(text=text)
 
 
@@ -91,5 +92,6 @@ async def render(request: web.Request) -> web.Response:
     engine = state.ready_engine()
     body = parse_chat(read_json(request), state.limits)
     check_model(body.model, state.model_name)
-    text = await state.in_thread(rendered, engine.tokenizer, body, engine.max_model_len)
+    args = (engine.tokenizer, body, engine.max_model_len)
+    text = await state.in_thread(rendered, *args, slow=body.may_be_slow)
     return web.json_response(text=text)

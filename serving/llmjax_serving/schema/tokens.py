@@ -47,6 +47,11 @@ class TokenizeRequest:
     add_special_tokens: bool
     return_token_strs: bool
 
+    @property
+    def may_be_slow(self) -> bool:
+        """A template may take long."""
+        return isinstance(self.prompt, ChatPrompt) and self.prompt.template is not None
+
 
 @dataclass(frozen=True)
 class DetokenizeRequest:
