@@ -336,10 +336,13 @@ class KVCache:
         way.num_ready += 1
 
     def _remember_tail(self, seq: Sequence, way: Way, tokens: tuple[int, ...]) -> None:
-        if way.end.child(tokens) is None:
+        block = len(way.path)
+        # A page that was given back would be another's once that one remembers its own there.
+        is_whole = all(table[block] != GONE for table in seq.block_tables)
+        if is_whole and way.end.child(tokens) is None:
             way.tail = way.end.add(tokens)
             way.tail.holders += 1
-            self._fill(seq, way.tail, len(way.path))
+            self._fill(seq, way.tail, block)
 
     def _fill(self, seq: Sequence, node: Node, block: int) -> None:
         """Gives a node the pages of a sequence's block, where it has none itself."""

@@ -4,6 +4,7 @@ import pytest
 
 from llmjax.cache.balance import check_balance
 from llmjax.cache.block_pool import BlockPool
+from llmjax.cache.eviction import Eviction
 from llmjax.cache.host_pool import HostPool, MoveCosts
 from llmjax.cache.layout import KVLayout
 from llmjax.cache.manager import GONE, KVCache
@@ -16,8 +17,9 @@ CHEAP, DEAR = MoveCosts(0.1, 0.1, 1), MoveCosts(9, 9, 1)
 class Book:
     """A cache, and sequences that run to the end of their tokens at once."""
 
-    def __init__(self, num_blocks=32, windows=(None,), host=None, **options):
-        self.cache = KVCache(BlockPool(num_blocks), KVLayout(4, windows), host=host, **options)
+    def __init__(self, num_blocks=32, windows=(None,), host=None, eviction=None, **options):
+        layout = KVLayout(4, windows, eviction=eviction)
+        self.cache = KVCache(BlockPool(num_blocks), layout, host=host, **options)
         self.running = []
 
     def start(self, tokens, *, id="r", index=0, prompt_len=None, **params):
@@ -175,6 +177,25 @@ def test_without_its_window_a_prefix_is_used_up_to_where_it_is_whole():
     for group in range(2):
         first = book.cache.layout.first_block(group, match.num_tokens)
         assert all(node.entries[group].page is not None for node in match.nodes[first:])
+
+
+@pytest.mark.parametrize(
+    ("windows", "eviction"), [((None, 8), None), ((None,), Eviction("snapkv", 20, 4, 12))]
+)
+def test_steps_ahead_leave_the_end_of_a_prompt_behind(windows, eviction):
+    """What was given back before the host has seen a token is not remembered as one's own."""
+    book = Book(num_blocks=400, windows=windows, eviction=eviction)
+    prompt = range(62 if eviction is None else 14)
+    seq = book.start(prompt)
+    book.compute(seq)
+    while seq.num_computed < len(prompt) + 80:
+        book.compute(seq, 2)
+    assert all(table[len(prompt) // 4] == GONE for table in seq.block_tables[-1:])
+    book.whole(prompt)
+    seq.tokens += range(80)
+    book.compute(seq, 2)
+    book.end(seq)
+    assert book.cache.num_used == 0
 
 
 def test_preempted_pages_go_to_the_host_and_come_back():
