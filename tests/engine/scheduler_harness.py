@@ -398,6 +398,7 @@ class Harness:
         was_idle = oldest is not None and not oldest.in_flight and not scheduler.lives.leaving
         preemptions = oldest.num_preemptions if oldest else 0
         pending = {seq for seq in decodes if seq.num_pending}
+        before = scheduler.num_preemptions
         plan = scheduler.schedule()
         scheduler.check_balance()
         rows = {chunk.seq for chunk in plan.chunks} if plan else set()
@@ -429,7 +430,9 @@ class Harness:
             known = all(c.start + c.count <= len(c.seq.tokens) for c in plan.chunks)
             assert known, "a stage needs a token that another is to sample"
         self._check(plan, decodes)
-        self._check_padding(plan, decodes)
+        # Who had a place and then no page left padding behind.
+        if scheduler.num_preemptions == before and not scheduler._room.num_promised:
+            self._check_padding(plan, decodes)
         tables = [(seq, list(map(list, seq.block_tables)), seq.slot) for seq in rows]
         self.in_flight.append((plan, self.device.run(plan), tables))
         return plan
@@ -481,18 +484,17 @@ class Harness:
         padding = plan.bucket.tokens - plan.num_tokens
         if padding <= config.max_paddings * plan.bucket.tokens or not config.enable_chunked_prefill:
             return
-        # What is forced goes token by token where that is cheaper.
-        prompts = [
-            c for c in plan.chunks if c.seq not in decodes and not (c.count == 1 and forced(c))
-        ]
+        # What is forced goes token by token where that is cheaper, or as a prompt cut to one token.
+        rest = [chunk for chunk in plan.chunks if chunk.seq not in decodes]
+        prompts = [chunk for chunk in rest if not (chunk.count == 1 and forced(chunk))]
         if plan.bucket.decode_only and not prompts:
             return
-        used = sum(chunk.count for chunk in prompts)
         limit = self.beside_decodes if decodes else config.max_num_batched_tokens
-        if used == min(limit, config.max_num_batched_tokens - len(decodes)):
+        limit = min(limit, config.max_num_batched_tokens - len(decodes))
+        if limit in (sum(c.count for c in prompts), sum(c.count for c in rest)):
             return
         if not {chunk.seq for chunk in plan.chunks}.issuperset(decodes):
-            return  # a decode had its place, and then no page
+            return  # a stage takes a part of the decodes
         for chunk in prompts:
             if chunk in plan.admitted and self.can_hit(chunk.seq):
                 continue  # others admitted with it may have taken what it would have copied
@@ -518,12 +520,7 @@ class Harness:
         head = min(waiting, key=scheduler.lives.waiting.rank, default=None)
         if head and self.can_hit(head):
             return
-        if (
-            head
-            and not head.in_flight
-            and len(plan.chunks) < most
-            and not scheduler._room.num_promised
-        ):
+        if head and not head.in_flight and len(plan.chunks) < most:
             needed = self.cache.needed(head, self.cache.match(head))
             has_room = self.cache.num_available >= needed
             seats = min(config.max_num_seqs, self.buckets.max_seqs) - scheduler.num_running
