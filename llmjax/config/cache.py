@@ -9,6 +9,7 @@ from .checks import check_types, require
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
 KV_EVICTIONS = ("streaming", "snapkv")
 DEFAULT_KV_BUDGET = 2048
+MOST_GIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class CacheConfig:
         )
         for name in ("swap_space", "kv_offloading_size"):
             value = getattr(self, name)
-            require(0 <= value <= 2**20, f"{name} is {value}, allowed: 0 or more GiB")
+            require(0 <= value <= MOST_GIB, f"{name} is {value}, allowed: 0 to {MOST_GIB} GiB")
         blocks = self.num_gpu_blocks_override
         require(
             blocks is None or blocks >= 1,
