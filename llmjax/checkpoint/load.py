@@ -322,16 +322,16 @@ def load_weights(
             sources={} if parts is None else parts.sources,
         )
     arrays: dict[str, jax.Array | PackedWeight | QuantWeight] = {}
-    total = sum(w.size * w.dtype.itemsize for w in wanted.values())
+    total = sum(w.size for w in wanted.values())
     with tqdm(
-        total=total, desc="loading weights", unit="B", unit_scale=True, disable=not progress
+        total=total, desc="loading weights", unit=" weights", unit_scale=True, disable=not progress
     ) as bar:
         for name, uses in plan.items():
             if packer and name in packer.tensors:
                 packer.add(name, uses)
             else:
                 arrays |= _fill(checkpoint, name, uses, config, wanted, parts)
-            bar.update(sum(wanted[use.path].size * wanted[use.path].dtype.itemsize for use in uses))
+            bar.update(sum(wanted[use.path].size for use in uses))
     if packer:
         arrays |= packer.done()
     state = [(keys, leaf.replace(arrays[path])) for path, (keys, leaf) in leaves.items()]
