@@ -10,9 +10,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from ..checks import type_errors
 from ..errors import CheckpointFormatError, LlmjaxError, UnsupportedModelError
 from ..models import FAMILIES, DecoderConfig, EncoderConfig
+from ..models.ranges import check_layers, check_values
 from ..models.weights import WeightTable
 from .base import TensorInfo
 
@@ -33,16 +33,19 @@ def architecture_from_hf(
     """
     family = hf_family(config, path)
     with _faults_named(path):
-        return _of_right_types(family.read_config(config)), family.WEIGHTS
+        check_layers(config.get("num_hidden_layers"))
+        return _checked(family.read_config(config)), family.WEIGHTS
 
 
 def architecture_from_gguf(
     path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
 ) -> tuple[DecoderConfig, WeightTable]:
     """Of GGUF metadata, which has the values of `ROPE_TENSORS` under their names; raises alike."""
-    family = _family("GGUF_ARCHITECTURES", metadata.get("general.architecture"), path)
+    name = metadata.get("general.architecture")
+    family = _family("GGUF_ARCHITECTURES", name, path)
     with _faults_named(path):
-        return _of_right_types(family.read_gguf_config(metadata, tensors)), family.GGUF_WEIGHTS
+        check_layers(metadata.get(f"{name}.block_count"))
+        return _checked(family.read_gguf_config(metadata, tensors)), family.GGUF_WEIGHTS
 
 
 def hf_family(config: Mapping[str, Any], path: Path) -> ModuleType:
@@ -93,9 +96,8 @@ def _implemented(table: str) -> str:
     return ", ".join(sorted(name for family in FAMILIES for name in getattr(family, table)))
 
 
-def _of_right_types(config: C) -> C:
-    for _, message in type_errors(config):
-        raise ValueError(message)
+def _checked(config: C) -> C:
+    check_values(config)
     return config
 
 

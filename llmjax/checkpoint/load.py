@@ -17,12 +17,9 @@ from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 from tqdm.auto import tqdm
 
 from llmjax_kernels.kv_format import KV_FORMATS
-from llmjax_kernels.native import available as native_available
-from llmjax_kernels.native.blocks import supports as native_supports
 from llmjax_kernels.packed import PackedWeight
 from llmjax_kernels.quant_matmul import QuantWeight
 from llmjax_kernels.triton_call import available as triton_available
-from llmjax_kernels.weight_format import QUANTISATIONS
 
 from ..config import check_weight_types
 from ..errors import ConfigError
@@ -41,6 +38,7 @@ from .loaded import LoadedModel, has_packed, moved
 from .packing import Packer, Packing
 from .plan import Use, plan_weights
 from .quantising import Quantiser
+from .serving_kernels import check_served, native_obstacle, runs_native
 
 log = logging.getLogger(__name__)
 
@@ -95,9 +93,10 @@ def load_model(
     if stages:
         mesh = stages[0].mesh
     is_one = mesh is None and len(stages) < 2
-    native = page_size is not None and is_one and _runs_native(config, dtype, page_size)
+    obstacle = None if page_size is None else native_obstacle(config, dtype, page_size, is_one)
+    native = page_size is not None and runs_native(obstacle)
     if quantization:
-        _check_served(quantization, native)
+        check_served(quantization, native, obstacle)
     if check is not None:
         check(config, native)
     text = checkpoint.read_text_side()
@@ -204,20 +203,6 @@ def _in_decoder(path: str, first_layer: int) -> str:
     return f"layers.{int(layer) + first_layer}.{rest}"
 
 
-def _check_served(quantization: str, native: bool) -> None:
-    """Raises ConfigError where nothing here computes with weights that are so quantised."""
-    said = f"quantization is {quantization!r}"
-    if native and quantization not in QUANTISATIONS:
-        raise ConfigError(f"{said}, allowed on a CPU: {', '.join(QUANTISATIONS)}")
-    if native:
-        return
-    if not triton_available():
-        raise ConfigError(
-            f"{said}: only the native CPU kernels take it, and Triton's on NVIDIA GPUs, and XLA "
-            "serves here"
-        )
-
-
 def _divide(
     config: DecoderConfig, mesh: Mesh | None, mlp_unit: int
 ) -> tuple[DecoderConfig, Partition | None]:
@@ -239,16 +224,6 @@ def _give_back_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's own
     if trim:
         trim(0)
-
-
-def _runs_native(config: DecoderConfig, dtype: str, page_size: int) -> bool:
-    if dtype == "float16":
-        return False
-    try:
-        available = native_available()
-    except RuntimeError as error:  # what the user's environment says of them
-        raise ConfigError(str(error)) from None
-    return available and native_supports(config.head_dim, page_size)
 
 
 def plain_dtype(dtype: str, checkpoint: Checkpoint, table: WeightTable | None) -> jnp.dtype:

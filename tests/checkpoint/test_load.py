@@ -222,12 +222,47 @@ def test_a_folder_without_weights_says_what_it_holds(folder):
         ("rms_norm_eps", "small"),
         ("max_position_embeddings", [64]),
         ("vocab_size", 1.5),
+        ("vocab_size", -1),
+        ("hidden_size", -1),
+        ("num_hidden_layers", 1_000_000),
+        ("num_attention_heads", -1),
+        ("num_key_value_heads", 3),
+        ("num_key_value_heads", 16),
+        ("num_key_value_heads", -1),
+        ("intermediate_size", -1),
+        ("head_dim", 25),
+        ("max_position_embeddings", -1),
+        ("max_position_embeddings", 0),
+        ("rms_norm_eps", float("nan")),
+        ("rope_theta", "abc"),
+        ("rope_theta", -1),
+        ("rope_theta", float("nan")),
+        ("partial_rotary_factor", 3),
+        ("partial_rotary_factor", -1),
+        ("rope_scaling", {"type": "linear", "factor": 0}),
+        ("rope_scaling", {"type": "linear", "factor": -2}),
+        ("rope_scaling", {"type": "yarn", "factor": 1e300}),
+        ("rope_scaling", {"type": "dynamic", "factor": float("inf")}),
+        (
+            "rope_scaling",
+            {"type": "longrope", "short_factor": ["a"] * 4, "long_factor": [1.0] * 4},
+        ),
     ],
 )
 def test_a_setting_that_makes_no_model_is_refused(folder, name, value):
-    changes = {name: value, "head_dim": None}
+    changes = {"head_dim": None, name: value}
     with pytest.raises(CheckpointFormatError, match="value that makes no model"):
         load(write_folder(folder, **changes))
+
+
+@pytest.mark.usefixtures("nothing_is_read")
+@pytest.mark.parametrize("count", [0, 2**31 - 1, 2**32 - 1])
+def test_a_gguf_file_of_too_many_layers_is_refused(tmp_path, count):
+    writer = new_writer(tmp_path / "m.gguf")
+    writer.kv_data[0]["llama.block_count"].value = count
+    finish(writer)
+    with pytest.raises(CheckpointFormatError, match=f"num_layers is {count}, allowed: 1 to 4096"):
+        load(tmp_path / "m.gguf")
 
 
 @pytest.mark.usefixtures("nothing_is_read")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 
 import gguf
@@ -25,7 +26,7 @@ from tiny_files import (
 from llmjax import LLM, SamplingParams
 from llmjax.checkpoint import convert, load_model
 from llmjax.checkpoint.data_file import FileCheckpoint
-from llmjax.checkpoint.load import _runs_native
+from llmjax.checkpoint.serving_kernels import runs_native
 from llmjax.errors import ConfigError
 from llmjax_kernels import native
 from llmjax_kernels.packed import PackedWeight, quantise
@@ -240,4 +241,29 @@ def test_environment_that_means_nothing_is_a_config_error(monkeypatch, name):
     monkeypatch.delenv("LLMJAX_KERNELS", raising=False)
     monkeypatch.setenv(name, "nonsense")
     with pytest.raises(ConfigError, match=f"{name} is 'nonsense', allowed: "):
-        _runs_native(None, "auto", 16)
+        runs_native(None)
+
+
+@needs_native
+class TestWhatNativeKernelsLack:
+    """The tiny files' heads of 8 channels have none."""
+
+    LACK = "head_dim is 8, and they take multiples of 16 up to 512"
+
+    def test_xla_serves_and_the_log_says_why(self, folder, monkeypatch, caplog):
+        monkeypatch.delenv("LLMJAX_KERNELS", raising=False)
+        with caplog.at_level(logging.WARNING):
+            assert not load(write_folder(folder), None).native
+        assert self.LACK in caplog.text
+
+    def test_insisting_is_refused(self, folder, monkeypatch):
+        monkeypatch.setenv("LLMJAX_KERNELS", "native")
+        with pytest.raises(ConfigError, match=f"LLMJAX_KERNELS is native, but {self.LACK}"):
+            load(write_folder(folder), None)
+        with pytest.raises(ConfigError, match="is native, but dtype is float16"):
+            load(write_folder(folder, **WIDE), None, dtype="float16")
+
+    def test_quantising_is_refused_with_the_reason(self, folder, monkeypatch):
+        monkeypatch.delenv("LLMJAX_KERNELS", raising=False)
+        with pytest.raises(ConfigError, match=f"quantization is 'int8'.*: {self.LACK}"):
+            load(write_folder(folder), "int8")

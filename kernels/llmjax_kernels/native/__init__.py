@@ -30,8 +30,10 @@ def available() -> bool:
         RuntimeError: they are insisted on and cannot be had; or that variable, or `LLMJAX_ISA`, has
             a value that means nothing.
     """
-    choice = wanted()
-    if choice == "xla" or jax.default_backend() != "cpu":
+    choice, backend = wanted(), jax.default_backend()
+    if choice == "native" and backend != "cpu":
+        raise RuntimeError(f"LLMJAX_KERNELS is native, but jax runs on {backend}")
+    if choice == "xla" or backend != "cpu":
         return False
     most = os.environ.get("LLMJAX_ISA", "")
     if most and most not in _INSTRUCTION_SETS:
@@ -89,11 +91,14 @@ def _problem() -> str | None:
     try:
         library()
     except OSError as error:
-        what = "was not built (no C++ compiler?)" if not _LIBRARY.exists() else str(error)
+        built = _LIBRARY.exists()
+        what = (
+            str(error) if built else "it was not built when llmjax was installed (no C++ compiler?)"
+        )
         log.warning(
-            "the native CPU kernels are missing: %s; XLA serves in their place, several times "
+            "the native CPU kernels cannot be used: %s; XLA serves in their place, several times "
             "slower, with weights expanded to float32",
             what,
         )
-        return f"the native library {what}"
+        return f"their library cannot be used: {what}"
     return None

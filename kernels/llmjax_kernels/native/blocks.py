@@ -21,7 +21,7 @@ from ..paged_attention import AttentionSpec
 
 ACTIVATIONS = {"silu": 1, "gelu": 2, "gelu_tanh": 3}
 KV_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "fp8_e4m3": 3, "fp8_e5m2": 4}
-LANES = 16
+LANES, MOST_HEAD_DIM = 16, 512
 
 
 class Projection(NamedTuple):
@@ -45,9 +45,16 @@ class QKNorm(NamedTuple):
     k: Float[Array, " width"]
 
 
-def supports(head_dim: int, page_size: int) -> bool:
-    """Whether attention of this shape has a native kernel, for all of `KV_TYPES`."""
-    return head_dim % LANES == 0 and head_dim <= 512 and page_size % LANES == 0
+def shape_obstacle(head_dim: int, page_size: int) -> str | None:
+    """Why attention of this shape has no native kernel; None: it has one, for all of `KV_TYPES`."""
+    for name, size, most in (
+        ("head_dim", head_dim, MOST_HEAD_DIM),
+        ("block_size", page_size, None),
+    ):
+        if size % LANES or (most and size > most):
+            to = f" up to {most}" if most else ""
+            return f"{name} is {size}, and they take multiples of {LANES}{to}"
+    return None
 
 
 def make_pages(
