@@ -16,6 +16,7 @@ import aiohttp
 from tqdm.auto import tqdm
 
 from ..errors import LlmjaxError
+from .lengths import require_room
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 WORDS = (
@@ -150,6 +151,7 @@ def measure(target: Target, load: Load) -> ServeResult:
 
     Raises:
         LlmjaxError: the server cannot be reached, or refuses a first request.
+        ConfigError: the server says that its context is shorter than a request.
     """
     return asyncio.run(_measure(target, load))
 
@@ -169,6 +171,8 @@ async def _measure(target: Target, load: Load) -> ServeResult:
         headers=headers, connector=connector, timeout=TIMEOUT
     ) as session:
         target = await _fit_to_server(session, target)
+        if (context := await _context_of(session, target)) is not None:
+            require_room(context, {"input_len": load.input_len, "output_len": load.output_len})
         num_words = await _words_of(session, target, load.input_len)
         waiting = prompts(num_words, load.seed)
         answers = [Answer() for _ in range(load.num_prompts)]
@@ -196,6 +200,18 @@ async def _fit_to_server(session: aiohttp.ClientSession, target: Target) -> Targ
         if answer.error is None:
             return target
     raise LlmjaxError(f"{target.url}{target.endpoint} does not answer: {answer.error}")
+
+
+async def _context_of(session: aiohttp.ClientSession, target: Target) -> int | None:
+    """Tokens that a sequence may have there, as llmjax and vLLM list; None where it is not said."""
+    try:
+        async with session.get(f"{target.url}/v1/models") as response:
+            models = (await response.json(content_type=None))["data"]
+        lengths = {model["id"]: model.get("max_model_len") for model in models}
+    except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+    context = lengths.get(target.model)
+    return context if type(context) is int else None
 
 
 async def _words_of(session: aiohttp.ClientSession, target: Target, tokens: int) -> int:

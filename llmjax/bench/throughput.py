@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 
+from ..checkpoint import open_checkpoint, resolve_model
+from ..checkpoint.architecture import require_decoder
+from ..config import EngineConfig
 from ..errors import ConfigError
 from ..llm import LLM
 from ..request import SamplingParams
@@ -35,6 +38,17 @@ class Throughput:
         for name, count in counts.items():
             lines.append(f"{name:<14}{count:>12,}{count / self.seconds:>14,.1f}")
         return "\n".join([*lines, f"{'seconds':<14}{self.seconds:>12.2f}"])
+
+
+def headers_of(config: EngineConfig) -> tuple[Tokenizer, int]:
+    """A model's tokenizer and context, without its weights. The KV pool may yet hold less.
+
+    Raises:
+        ModelLoadError: the model cannot be found, or does not generate text.
+    """
+    checkpoint = open_checkpoint(resolve_model(config.model.model))
+    own = require_decoder(checkpoint.read_architecture()[0]).max_position
+    return checkpoint.read_text_side().tokenizer, config.model.max_model_len or own
 
 
 def random_prompts(tokenizer: Tokenizer, count: int, length: int, seed: int = 0) -> list[list[int]]:

@@ -31,6 +31,14 @@ def pyplot() -> Any:
     return pyplot
 
 
+def require(file: Path) -> None:
+    """Raises ConfigError, before there is anything to draw, where it could not be drawn there."""
+    types = pyplot().Figure().canvas.get_supported_filetypes()
+    if file.suffix[1:].lower() not in types:
+        names = ", ".join(f".{name}" for name in sorted(types))
+        raise ConfigError(f"plot is {str(file)!r}, allowed: a name that ends in one of {names}")
+
+
 def plot(outcomes: Sequence[Outcome], file: Path) -> None:
     """Draws all outcomes into one file; of several replicas the first one's memory.
 

@@ -10,19 +10,32 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import random
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from ..checks import cut, shown
 from ..errors import ConfigError
 
+AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+"""Columns."""
 HASH_TOKENS = 512
 """Tokens that a hash id of Mooncake stands for."""
 FIRST = 0
 """All prompts begin with this token, as with a vocabulary's BOS."""
+MOST_TOKENS = 10**9
+"""Of a prompt or an output."""
+MOST_MS = 10**14
+"""Some 3,000 years: a timestamp since 1970 keeps its milliseconds as a float."""
+MOST_YEARS = 10
+MOST_SECONDS = MOST_YEARS * 365 * 86_400
+"""From the first request to the last: a clock that went on would lose the length of a step."""
+_DIGITS = re.compile(r"[0-9]{1,18}")
 _NAMES = 1 << 20
 """Ids from here on name a prompt or a block; those below are filler."""
 _FILLER = list(range(1, 1 + HASH_TOKENS))
@@ -61,23 +74,20 @@ def read_trace(path: Path) -> list[Arrival]:
     """The arrivals of a trace file, in order of time.
 
     Raises:
-        ConfigError: it cannot be read, or is of neither format; says the line.
+        ConfigError: it cannot be read, or is of neither format; says the line and the field.
     """
     try:
-        text = path.read_text()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the trace {path}: {error}") from error
-    lines = text.splitlines()
-    first = lines[0] if lines else ""
-    if first.replace(" ", "").upper() == "TIMESTAMP,CONTEXTTOKENS,GENERATEDTOKENS":
-        arrivals = _read(path, enumerate(csv.reader(lines[1:]), 2), _azure)
-    elif first.startswith("{"):
-        rows = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
-        arrivals = _read(path, rows, _mooncake)
+    if lines[0].replace(" ", "").upper() == ",".join(AZURE).upper():
+        arrivals = _read(path, list(enumerate(lines, 1))[1:], _azure)
+    elif lines[0].startswith("{"):
+        arrivals = _read(path, enumerate(lines, 1), _mooncake)
     else:
         raise ConfigError(
-            f"{path} is not a trace, allowed: CSV with TIMESTAMP,ContextTokens,GeneratedTokens, "
-            "or JSON lines with timestamp, input_length, output_length and hash_ids"
+            f"{path} is not a trace, allowed: CSV with {','.join(AZURE)}, or JSON lines with "
+            "timestamp, input_length, output_length and hash_ids"
         )
     if not arrivals:
         raise ConfigError(f"the trace {path} has no requests")
@@ -87,32 +97,104 @@ def read_trace(path: Path) -> list[Arrival]:
 
 
 def _read(
-    path: Path, rows: Iterable[tuple[int, Any]], parse: Callable[[Any], Arrival]
+    path: Path, lines: Iterable[tuple[int, str]], parse: Callable[[str], Arrival]
 ) -> list[Arrival]:
-    arrivals = []
-    for number, row in rows:
+    arrivals: list[Arrival] = []
+    first, last = math.inf, -math.inf
+    for number, line in lines:
+        if not line.strip():
+            continue
         try:
-            arrival = parse(row)
-            if arrival.input_len < 1 or arrival.output_len < 1:
-                raise ValueError("a length below 1")
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise ConfigError(f"line {number} of the trace {path}: {error!r}") from error
+            arrival = parse(line)
+            first, last = min(first, arrival.time), max(last, arrival.time)
+            if last - first > MOST_SECONDS:
+                raise ValueError(
+                    f"timestamp is {last - first:.0f} s from another line's, allowed: up to "
+                    f"{MOST_SECONDS:,}, {MOST_YEARS} years"
+                )
+        except ValueError as error:
+            raise ConfigError(f"line {number} of the trace {path}: {error}") from error
         arrivals.append(arrival)
     return arrivals
 
 
-def _azure(row: list[str]) -> Arrival:
-    seconds, _, fraction = row[0].partition(".")
-    whole = datetime.fromisoformat(seconds + "+00:00").timestamp()
-    return Arrival(whole + float(f"0.{fraction or 0}"), int(row[1]), int(row[2]))
+def _azure(line: str) -> Arrival:
+    try:
+        (columns,) = csv.reader([line])
+    except csv.Error as error:
+        raise ValueError(f"is no CSV ({error})") from error
+    if len(columns) > len(AZURE):
+        raise ValueError(f"has {len(columns)} columns, allowed: {len(AZURE)}, {', '.join(AZURE)}")
+    row: dict[str, Any] = dict(zip(AZURE, map(str.strip, columns), strict=False))
+    time = _date(_field(row, "TIMESTAMP"))
+    for name in AZURE[1:]:
+        # What is no number is told of as it stands.
+        if name in row and _DIGITS.fullmatch(row[name]):
+            row[name] = int(row[name])
+    return Arrival(time, _tokens(row, "ContextTokens"), _tokens(row, "GeneratedTokens"))
+
+
+def _date(text: str) -> float:
+    """Seconds since 1970."""
+    seconds, _, fraction = text.partition(".")
+    try:
+        whole = datetime.fromisoformat(seconds + "+00:00").timestamp()
+    except ValueError:
+        whole = math.nan
+    _require(
+        math.isfinite(whole) and _DIGITS.fullmatch(fraction or "0") is not None,
+        "TIMESTAMP",
+        text,
+        "a date and time such as 2023-11-16 18:15:46.6805900",
+    )
+    return whole + float(f"0.{fraction or 0}")
 
 
 def _mooncake(line: str) -> Arrival:
-    row = json.loads(line)
-    length, ids = int(row["input_length"]), tuple(map(int, row["hash_ids"]))
-    if len(ids) * HASH_TOKENS < length:
-        raise ValueError(f"{len(ids)} hash_ids do not cover {length} tokens")
-    return Arrival(row["timestamp"] / 1e3, length, int(row["output_length"]), hash_ids=ids)
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        row = None
+    if not isinstance(row, dict):
+        raise ValueError(f"is {cut(line.strip())}, allowed: a JSON object")
+    time, length = _field(row, "timestamp"), _tokens(row, "input_length")
+    _require(
+        type(time) in (int, float) and 0 <= time <= MOST_MS,
+        "timestamp",
+        time,
+        f"milliseconds, 0 to {MOST_MS:,}",
+    )
+    ids, needed = _field(row, "hash_ids"), math.ceil(length / HASH_TOKENS)
+    _require(
+        isinstance(ids, list) and all(type(name) is int and name >= 0 for name in ids),
+        "hash_ids",
+        ids,
+        "a list of integers from 0",
+    )
+    if len(ids) < needed:
+        raise ValueError(
+            f"hash_ids has {len(ids)} ids, allowed for input_length {length}: {needed} or more, "
+            f"one for each {HASH_TOKENS} tokens"
+        )
+    return Arrival(time / 1e3, length, _tokens(row, "output_length"), hash_ids=tuple(ids))
+
+
+def _field(row: dict[str, Any], name: str) -> Any:
+    if name not in row:
+        raise ValueError(f"lacks {name}")
+    return row[name]
+
+
+def _tokens(row: dict[str, Any], name: str) -> int:
+    value = _field(row, name)
+    allowed = f"an integer from 1 to {MOST_TOKENS:,}"
+    _require(type(value) is int and 1 <= value <= MOST_TOKENS, name, value, allowed)
+    return value
+
+
+def _require(ok: bool, name: str, value: object, allowed: str) -> None:
+    if not ok:
+        raise ValueError(f"{name} is {shown(value)}, allowed: {allowed}")
 
 
 def poisson(
@@ -138,10 +220,10 @@ def poisson(
     return arrivals
 
 
-def rate_of(arrivals: Sequence[Arrival]) -> float:
-    """Requests a second, on average."""
+def rate_of(arrivals: Sequence[Arrival]) -> float | None:
+    """Requests a second, on average; None where all arrive at once."""
     last = arrivals[-1].time
-    return (len(arrivals) - 1) / last if last else float("inf")
+    return (len(arrivals) - 1) / last if last else None
 
 
 def scaled(arrivals: Sequence[Arrival], factor: float) -> list[Arrival]:

@@ -11,6 +11,7 @@ from aiohttp.test_utils import TestServer
 
 from llmjax.bench import serve
 from llmjax.bench.serve import Answer, Load, ServeResult, Target
+from llmjax.errors import ConfigError
 from llmjax_serving.cli import main
 
 from .double import MODEL, EngineDouble, client_of, run_async
@@ -157,3 +158,25 @@ def test_a_report_of_failures_only():
     result = ServeResult([Answer(error="no")], seconds=1)
     assert result.report()["ttft_ms"] is None and result.report()["output_tokens"] == 0
     assert "1 failed: no" in result.table()
+
+
+@run_async
+async def test_lengths_beyond_the_servers_context_are_refused():
+    seen = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        seen.append(await request.json())
+        return await stream(request, {"choices": [{"text": "x"}]})
+
+    async def models(request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m", "max_model_len": 404}]})
+
+    app = web.Application()
+    app.router.add_post(serve.COMPLETIONS, handler)
+    app.router.add_get("/v1/models", models)
+    async with TestServer(app) as server:
+        target = Target(str(server.make_url("")).rstrip("/"), serve.COMPLETIONS, "m")
+        said = r"input_len \+ output_len is 405, allowed: up to 404, as the context has 404 tokens"
+        with pytest.raises(ConfigError, match=said):
+            await asyncio.to_thread(serve.measure, target, LOAD)
+    assert len(seen) == 1

@@ -169,10 +169,15 @@ def test_pull_lists_the_catalogue(capsys):
         ),
         (("bench", "latency", "--model", "m", "--batch-sizes", "0"), "batch_sizes is [0], allowed"),
         (("bench", "serve", "--model", "m", "--max-concurrency", "0"), "max_concurrency is 0"),
-        (
-            ("bench", "serve", "--model", "m", "--base-url", "localhost:8000"),
-            "base_url is 'localhost:8000', allowed: a URL such as http://127.0.0.1:8000",
+        *(
+            (
+                ("bench", "serve", "--model", "m", "--base-url", url),
+                f"base_url is {url!r}, allowed: a URL such as http://127.0.0.1:8000: http or https"
+                ", a host, and a port of 0 to 65535 if any",
+            )
+            for url in ("localhost:8000", "foo", "http://127.0.0.1:99999", "http://:80", "ftp://h")
         ),
+        (("bench", "startup", "--model", "m", "--port", "99999"), "port is 99999, allowed: 1 to"),
         (
             ("bench", "serve", "--model", "m", "--base-url", "http://127.0.0.1:1"),
             "http://127.0.0.1:1/v1/completions does not answer: Cannot connect",
@@ -185,6 +190,46 @@ def test_errors_of_the_users_making_are_one_line(argv, message, capsys):
     assert captured.err.startswith(f"llmjax: error: {message}")
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("throughput", "--input-len", "99999999"), "input_len + output_len is 100000127, {}128"),
+        (("throughput", "--output-len", "125", "--input-len", "4"), "input_len + output_len is"),
+        (("throughput", "--output-len", "128", "--dataset", "{texts}"), "dataset's longest prompt"),
+        (("latency", "--input-len", "99999999"), "input_len is 99999999, {}127"),
+        (("latency", "--input-len", "8", "--output-len", "111"), "output_len is 111, {}110"),
+    ],
+)
+def test_lengths_beyond_the_context_are_refused_before_weights_are_loaded(
+    argv, said, tiny_model, tmp_path, capsys, monkeypatch
+):
+    texts, report = tmp_path / "texts", tmp_path / "report.json"
+    texts.write_text("The engine\n")
+    monkeypatch.setattr("llmjax.LLM", lambda **options: 1 / 0, raising=False)
+    options = ("--model", str(tiny_model), "--max-model-len", "128", "--output-json", str(report))
+    argv = tuple(arg.format(texts=texts) for arg in argv)
+    assert main(["bench", *argv, *options]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"llmjax: error: {said.format('allowed: up to ')}")
+    assert err.endswith(", as the context has 128 tokens (max_model_len)\n")
+    assert err.count("\n") == 1
+    assert not report.exists()
+
+
+def test_a_batch_that_cannot_be_run_leaves_its_output_file_as_it_was(tmp_path, capsys):
+    asked, given = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    body = {"model": "m", "prompt": "a"}
+    line = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": body}
+    asked.write_text(json.dumps(line) + "\n")
+    argv = ["run-batch", str(tmp_path / "nowhere"), "-i", str(asked), "-o", str(given)]
+    assert main(argv) == 1
+    assert not given.exists()
+    given.write_text("of before")
+    assert main(argv) == 1
+    assert given.read_text() == "of before"
+    assert "nowhere" in capsys.readouterr().err
 
 
 def test_a_model_that_does_not_exist_is_one_line():

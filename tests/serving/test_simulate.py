@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,13 @@ def test_capacity_says_how_many_devices(capsys, tmp_path):
         (("--trace", AZURE, "--rate-scale", "1", "--request-rate", "1"), "both set the rate"),
         (("--trace", AZURE, "--num-requests", "41"), "num_requests is 41, the trace has 40"),
         (("--trace", AZURE, "--rate-scale", "0"), "rate_scale is 0.0, allowed: above 0"),
+        (("--trace", AZURE, "--rate-scale", "1e-300"), "rate_scale is 1e-300, allowed: enough for"),
+        (("--request-rate", "1e-300"), "request_rate is 1e-300, allowed: enough for the last"),
+        (
+            ("--trace", AZURE, "--num-requests", "1", "--request-rate", "10"),
+            "request_rate is 10.0, allowed of a trace whose requests all arrive at once: none",
+        ),
+        (("--trace", AZURE, "--plot", "x.nothing"), "plot is 'x.nothing', allowed: a name that"),
         (("--trace", "/no/such/file"), "cannot read the trace /no/such/file"),
         (("--request-rate", "1", "--length-spread", "2"), "length_spread is 2.0, allowed: 0 to 1"),
         (("--request-rate", "1", "--seed", "-1"), "seed is -1, allowed: 0 up"),
@@ -121,3 +129,43 @@ def test_capacity_says_how_many_devices(capsys, tmp_path):
 def test_what_cannot_be_simulated_is_refused(capsys, argv, message):
     assert main(["simulate", *argv]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_requests_at_one_instant_are_served_and_have_no_rate_to_scale(capsys, tmp_path):
+    trace, file = tmp_path / "trace.csv", tmp_path / "out.json"
+    row = "2023-11-16 18:15:46.6805900,374,44\n"
+    trace.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{row}{row}")
+    load = ("--trace", str(trace), "--output-json", str(file))
+    out = simulate(capsys, *load, "--capacity", "--p99-ttft-ms", "1000")
+    assert "2 requests (trace.csv), all at once, on average 374 tokens in and 44 out" in out
+    assert "within 1000 ms with all requests at once." in out
+    said = json.loads(file.read_text())
+    assert said["load"]["requests_per_second"] is None
+    assert said["results"][0]["requests"] == 2
+    for flag, name in (("--request-rate", "request_rate"), ("--rate-scale", "rate_scale")):
+        assert main(["simulate", *load, flag, "10"]) == 1
+        assert capsys.readouterr().err == (
+            f"llmjax: error: {name} is 10.0, allowed of a trace whose requests all arrive at once: "
+            "none, as they have no rate to scale\n"
+        )
+
+
+@pytest.mark.parametrize("question", [(), ("--capacity", "--p99-ttft-ms", "1000")])
+def test_without_matplotlib_nothing_runs_and_no_file_is_left(
+    question, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("llmjax_serving.cli.simulate.make_load", lambda args: 1 / 0)
+    files = ("--plot", str(tmp_path / "p.png"), "--output-json", str(tmp_path / "p.json"))
+    assert main(["simulate", "--trace", AZURE, *question, *files]) == 1
+    said = "llmjax: error: plots need matplotlib: pip install matplotlib\n"
+    assert capsys.readouterr().err == said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_refused_late_leaves_no_file_and_old_ones_as_they_were(capsys, tmp_path):
+    picture, old = tmp_path / "p.png", tmp_path / "p.json"
+    old.write_text("{}")
+    files = ("--plot", str(picture), "--output-json", str(old))
+    assert main(["simulate", "--trace", "/no/such/file", *files]) == 1
+    assert list(tmp_path.iterdir()) == [old] and old.read_text() == "{}"

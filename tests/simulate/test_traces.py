@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import combinations
 from pathlib import Path
 
@@ -74,20 +75,19 @@ def test_random_loads_have_the_means_they_were_asked_for():
     assert {a.input_len for a in poisson(9, 1.0, 300, 40, spread=0.0, seed=0)} == {300}
 
 
+CSV = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+AT = "2023-11-16 18:15:46.68"
+TOKENS = "allowed: an integer from 1 to 1,000,000,000"
+MS = "allowed: milliseconds, 0 to 100,000,000,000,000"
+DATE = "allowed: a date and time such as 2023-11-16 18:15:46.6805900"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("", "is not a trace"),
         ("a,b,c\n1,2,3\n", "is not a trace"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "has no requests"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,3,x\n", "line 2"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,0,1\n", "line 2"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,3,1\n", "line 2"),
-        ('{"timestamp": 0, "input_length": 3}\n', "line 1"),
-        (
-            '{"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [0]}\n',
-            "do not cover 513",
-        ),
+        (CSV, "has no requests"),
     ],
 )
 def test_what_is_no_trace_is_refused(tmp_path, text, said):
@@ -95,6 +95,89 @@ def test_what_is_no_trace_is_refused(tmp_path, text, said):
     file.write_text(text)
     with pytest.raises(ConfigError, match=said):
         read_trace(file)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (f"{AT},3,x", f"GeneratedTokens is 'x', {TOKENS}"),
+        (f"{AT},0,1", f"ContextTokens is 0, {TOKENS}"),
+        (f"{AT},3,1000000001", f"GeneratedTokens is 1000000001, {TOKENS}"),
+        (f"{AT},3", "lacks GeneratedTokens"),
+        (f"{AT},3,1,4", "has 4 columns, allowed: 3, TIMESTAMP, ContextTokens, GeneratedTokens"),
+        ("yesterday,3,1", f"TIMESTAMP is 'yesterday', {DATE}"),
+        ("2023-11-16 18:15:46.1e400,3,1", f"TIMESTAMP is '2023-11-16 18:15:46.1e400', {DATE}"),
+        (
+            "2223-11-16 18:15:46.68,3,1",
+            "timestamp is 6311347200 s from another line's, allowed: up to 315,360,000, 10 years",
+        ),
+    ],
+)
+def test_a_bad_row_is_told_by_line_and_column(tmp_path, row, said):
+    file = tmp_path / "trace.csv"
+    file.write_text(f"{CSV}\n{AT},3,1\n{row}\n")
+    with pytest.raises(ConfigError) as caught:
+        read_trace(file)
+    assert str(caught.value) == f"line 4 of the trace {file}: {said}"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"hash_ids": None}, "hash_ids is None, allowed: a list of integers from 0"),
+        ({"hash_ids": [True]}, "hash_ids is [True], allowed: a list of integers from 0"),
+        (
+            {"input_length": 513},
+            "hash_ids has 1 ids, allowed for input_length 513: 2 or more, one for each 512 tokens",
+        ),
+        ({"input_length": math.inf}, f"input_length is inf, {TOKENS}"),
+        ({"output_length": True}, f"output_length is True, {TOKENS}"),
+        ({"output_length": 1.5}, f"output_length is 1.5, {TOKENS}"),
+        ({"timestamp": 10**400}, f"timestamp is 1{'0' * 76}..., {MS}"),
+        ({"timestamp": math.nan}, f"timestamp is nan, {MS}"),
+        ({"timestamp": math.inf}, f"timestamp is inf, {MS}"),
+        ({"timestamp": 9e17}, f"timestamp is 9e+17, {MS}"),
+        ({"timestamp": "0"}, f"timestamp is '0', {MS}"),
+        (
+            {"timestamp": 1e12},
+            "timestamp is 1000000000 s from another line's, allowed: up to 315,360,000, 10 years",
+        ),
+    ],
+)
+def test_a_bad_object_is_told_by_line_and_field(tmp_path, given, said):
+    row = {"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [0]}
+    file = tmp_path / "trace.jsonl"
+    file.write_text(f"{json.dumps(row)}\n\n{json.dumps({**row, **given})}\n")
+    with pytest.raises(ConfigError) as caught:
+        read_trace(file)
+    assert str(caught.value) == f"line 3 of the trace {file}: {said}"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"timestamp": 0, "input_length": 3, "output_length": 1}', "lacks hash_ids"),
+        ("[0]", "is [0], allowed: a JSON object"),
+        ("{'timestamp': 0}", "is {'timestamp': 0}, allowed: a JSON object"),
+        ("[" * 100_000, f"is {'[' * 77}..., allowed: a JSON object"),
+    ],
+)
+def test_what_is_no_such_object_is_told_by_line(tmp_path, line, said):
+    file = tmp_path / "trace.jsonl"
+    row = {"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [0]}
+    file.write_text(f"{json.dumps(row)}\n{line}\n")
+    with pytest.raises(ConfigError) as caught:
+        read_trace(file)
+    assert str(caught.value) == f"line 2 of the trace {file}: {said}"
+
+
+def test_requests_at_one_instant_have_no_rate(tmp_path):
+    file = tmp_path / "trace.csv"
+    for count in (1, 2):
+        file.write_text(CSV + f"{AT},3,1\n" * count)
+        arrivals = read_trace(file)
+        assert [a.time for a in arrivals] == [0.0] * count
+        assert rate_of(arrivals) is None
 
 
 def test_a_missing_trace_is_refused(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import re
@@ -15,10 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from llmjax import __version__
+from llmjax.bench.lengths import require_room
 from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
 
 from .flags import add_engine_flags, engine_options, set_up_logging
+from .results import require_writable, write_json
+
+BASE_URL = re.compile(
+    r"https?://(?:[^/?#@\s]+@)?(?:[^/?#@:\s\[\]]+|\[[0-9a-f:.]+\])(?::(?P<port>[0-9]{1,5}))?"
+    r"(?:/[^?#\s]*)?",
+    re.IGNORECASE,
+)
 
 THROUGHPUT = {
     "num_prompts": (64, "prompts, all at once"),
@@ -143,19 +150,31 @@ def run_throughput(args: argparse.Namespace) -> int:
     set_up_logging(logging.WARNING)
     check_counts(args, THROUGHPUT)
     options = quiet_engine_options(args)
+    prompts = make_prompts(args, EngineConfig.of(**options))
 
     from llmjax import LLM
     from llmjax.bench import throughput
 
     with LLM(**options) as llm:
-        if args.dataset:
-            prompts = throughput.file_prompts(llm.tokenizer, args.dataset, args.num_prompts)
-        else:
-            prompts = throughput.random_prompts(llm.tokenizer, args.num_prompts, args.input_len)
         result = throughput.measure(llm, prompts, args.output_len)
     print(result.table())
-    write_report(args.output_json, {**asdict(result), "options": options, **software()})
+    report = {**asdict(result), "options": options, **software()}
+    write_json("--output-json", args.output_json, report)
     return 0
+
+
+def make_prompts(args: argparse.Namespace, config: EngineConfig) -> list[list[int]]:
+    """Of a run of throughput. Raises ConfigError, before weights load, where they do not fit."""
+    from llmjax.bench import throughput
+
+    tokenizer, context = throughput.headers_of(config)
+    if args.dataset is None:
+        require_room(context, {"input_len": args.input_len, "output_len": args.output_len})
+        return throughput.random_prompts(tokenizer, args.num_prompts, args.input_len)
+    prompts = throughput.file_prompts(tokenizer, args.dataset, args.num_prompts)
+    longest = max(map(len, prompts))
+    require_room(context, {"dataset's longest prompt": longest, "output_len": args.output_len})
+    return prompts
 
 
 def run_latency(args: argparse.Namespace) -> int:
@@ -163,30 +182,32 @@ def run_latency(args: argparse.Namespace) -> int:
     check_counts(args, LATENCY)
     sizes = args.batch_sizes
     options = quiet_engine_options(args)
-    most = EngineConfig.of(**options).scheduler.max_num_seqs
+    config = EngineConfig.of(**options)
+    most = config.scheduler.max_num_seqs
     if min(sizes) < 1 or max(sizes) > most:
         raise ConfigError(f"batch_sizes is {sizes}, allowed: 1 to max_num_seqs ({most})")
 
     from llmjax import LLM
     from llmjax.bench import latency
+    from llmjax.bench.throughput import headers_of
 
+    _, context = headers_of(config)
+    require_room(context, {"input_len": args.input_len}, beside=1)
+    beside = latency.PROMPT_LEN + latency.HEAD_START
+    require_room(context, {"output_len": args.output_len}, beside=beside)
     with LLM(**options) as llm:
         load = {"steps": args.output_len, "input_len": args.input_len, "num_iters": args.num_iters}
         result = latency.measure(llm, sizes, **load)
         work = latency.Work.of(llm.engine.model)
     print(result.table())
     report = {**result.report(), "output_len": args.output_len, "work": asdict(work)}
-    write_report(args.output_json, {**report, "options": options, **software()})
+    write_json("--output-json", args.output_json, {**report, "options": options, **software()})
     return 0
 
 
 def run_serve(args: argparse.Namespace) -> int:
     check_counts(args, SERVE)
-    url = args.base_url.rstrip("/").removesuffix("/v1")
-    if not re.match(r"https?://[^/]", url):
-        raise ConfigError(
-            f"base_url is {args.base_url!r}, allowed: a URL such as http://127.0.0.1:8000"
-        )
+    url = server_url(args.base_url)
 
     from llmjax.bench import serve
 
@@ -195,7 +216,7 @@ def run_serve(args: argparse.Namespace) -> int:
     result = serve.measure(target, load)
     print(result.table())
     about = {"base_url": args.base_url, "endpoint": args.endpoint, "model": args.model}
-    write_report(args.output_json, {**result.report(), **asdict(load), **about})
+    write_json("--output-json", args.output_json, {**result.report(), **asdict(load), **about})
     return 0
 
 
@@ -204,11 +225,22 @@ def check_counts(args: argparse.Namespace, names: Iterable[str]) -> None:
     for name in names:
         if getattr(args, name) < 1:
             raise ConfigError(f"{name} is {getattr(args, name)}, allowed: 1 or more")
-    if args.output_json is not None:
-        try:
-            args.output_json.open("a").close()
-        except OSError as error:
-            raise ConfigError(f"cannot write --output-json {args.output_json}: {error}") from error
+    require_writable("--output-json", args.output_json)
+
+
+def server_url(text: str) -> str:
+    """A base URL up to where an endpoint begins.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    match = BASE_URL.fullmatch(text)
+    if match is None or int(match["port"] or 0) > 65535:
+        raise ConfigError(
+            f"base_url is {text!r}, allowed: a URL such as http://127.0.0.1:8000: http or https, "
+            "a host, and a port of 0 to 65535 if any"
+        )
+    return text.rstrip("/").removesuffix("/v1")
 
 
 def quiet_engine_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -223,12 +255,10 @@ def software() -> dict[str, str]:
     return {"llmjax": __version__, "jax": jax.__version__, "device": device}
 
 
-def write_report(file: Path | None, report: dict[str, Any]) -> None:
-    if file is not None:
-        file.write_text(json.dumps(report, indent=2) + "\n")
-
-
 def run_startup(args: argparse.Namespace) -> int:
+    if not 1 <= args.port <= 65535:
+        raise ConfigError(f"port is {args.port}, allowed: 1 to 65535")
+
     from llmjax.bench import startup
     from llmjax.checkpoint import resolve_model
 

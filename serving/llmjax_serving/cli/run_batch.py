@@ -15,6 +15,7 @@ from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
 
 from .flags import add_engine_flags, add_log_level, engine_options, set_up_logging
+from .results import require_writable
 
 if TYPE_CHECKING:
     from ..batch_lines import Line
@@ -36,9 +37,9 @@ def run(args: argparse.Namespace) -> int:
     config = EngineConfig.of(**engine_options(args))
     try:
         lines = read_lines(args.input_file.read_text(encoding="utf-8"))
-        args.output_file.write_text("")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{getattr(error, 'filename', args.input_file)}: {error}") from error
+    require_writable("--output-file", args.output_file)
     failed = asyncio.run(answer(config, lines, args.output_file))
     print(f"{len(lines) - failed} of {len(lines)} requests were answered: {args.output_file}")
     return 1 if failed else 0

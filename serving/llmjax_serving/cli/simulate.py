@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
@@ -16,9 +15,18 @@ from llmjax.errors import ConfigError
 from llmjax.simulate import BASELINES, ROUTINGS
 from llmjax.simulate.device import DEVICES, KV_DTYPES, WEIGHTS, Machine
 from llmjax.simulate.shapes import SHAPES, find_shape
-from llmjax.simulate.traces import Arrival, poisson, rate_of, read_trace, scaled
+from llmjax.simulate.traces import (
+    MOST_SECONDS,
+    MOST_YEARS,
+    Arrival,
+    poisson,
+    rate_of,
+    read_trace,
+    scaled,
+)
 
 from .flags import add_flags
+from .results import require_writable, write_json
 
 if TYPE_CHECKING:
     from llmjax.simulate.replica import Setup
@@ -163,15 +171,12 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
-    from llmjax.simulate import plots
     from llmjax.simulate.baselines import run_baseline
     from llmjax.simulate.report import Slo, report, table
     from llmjax.simulate.run import capacity, p99_ttft, simulate
 
     ttft, itl = (ms and ms / 1e3 for ms in (args.slo_ttft_ms, args.slo_itl_ms))
     setup, arrivals, slo = make_setup(args), make_load(args), Slo(ttft, itl)
-    if args.plot is not None:
-        plots.pyplot()
     tried = {}
     if args.capacity:
         limit = args.p99_ttft_ms / 1e3
@@ -190,9 +195,10 @@ def run(args: argparse.Namespace) -> int:
         p99_ms = {n: 1e3 * p99_ttft(outcome) for n, outcome in tried.items()}
         print(_answer(args, p99_ms, needed, arrivals))
         said["capacity"] = {"replicas": needed, "p99_ttft_ms": p99_ms}
-    if args.output_json is not None:
-        _write(args.output_json, {**_about(args, setup, arrivals), **said})
+    write_json("--output-json", args.output_json, {**_about(args, setup, arrivals), **said})
     if args.plot is not None:
+        from llmjax.simulate import plots
+
         plots.plot(outcomes, args.plot)
     return 0
 
@@ -225,12 +231,12 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError("capacity finds the number of replicas: leave --replicas out")
     if args.baselines is not None and (args.capacity or args.replicas != 1):
         raise ConfigError("baselines are of one replica: leave --capacity and --replicas out")
+    if args.plot is not None:
+        from llmjax.simulate import plots
+
+        plots.require(args.plot)
     for flag, file in (("--output-json", args.output_json), ("--plot", args.plot)):
-        if file is not None:
-            try:
-                file.open("a").close()
-            except OSError as error:
-                raise ConfigError(f"cannot write {flag} {file}: {error}") from error
+        require_writable(flag, file)
 
 
 def make_setup(args: argparse.Namespace) -> Setup:
@@ -263,7 +269,7 @@ def make_setup(args: argparse.Namespace) -> Setup:
 
 def make_load(args: argparse.Namespace) -> list[Arrival]:
     if args.trace is None:
-        return poisson(
+        arrivals = poisson(
             args.num_requests or NUM_REQUESTS,
             args.request_rate,
             args.input_len or INPUT_LEN,
@@ -271,13 +277,36 @@ def make_load(args: argparse.Namespace) -> list[Arrival]:
             spread=0.5 if args.length_spread is None else args.length_spread,
             seed=args.seed or 0,
         )
+    else:
+        arrivals = _stretched(args, _first_of_trace(args))
+    name = "rate_scale" if args.request_rate is None else "request_rate"
+    if not arrivals[-1].time <= MOST_SECONDS:
+        raise ConfigError(
+            f"{name} is {getattr(args, name)}, allowed: enough for the last request to come within "
+            f"{MOST_YEARS} years of the first"
+        )
+    return arrivals
+
+
+def _first_of_trace(args: argparse.Namespace) -> list[Arrival]:
     arrivals = read_trace(args.trace)
     count = args.num_requests or len(arrivals)
     if count > len(arrivals):
         raise ConfigError(f"num_requests is {count}, the trace has {len(arrivals)}")
-    arrivals = arrivals[:count]
-    if args.request_rate is not None and count > 1:
-        return scaled(arrivals, args.request_rate / rate_of(arrivals))
+    return arrivals[:count]
+
+
+def _stretched(args: argparse.Namespace, arrivals: list[Arrival]) -> list[Arrival]:
+    """A trace at the rate that was asked for."""
+    own = rate_of(arrivals)
+    for name in ("request_rate", "rate_scale"):
+        if own is None and (value := getattr(args, name)) is not None:
+            raise ConfigError(
+                f"{name} is {value}, allowed of a trace whose requests all arrive at once: none, "
+                "as they have no rate to scale"
+            )
+    if own is not None and args.request_rate is not None:
+        return scaled(arrivals, args.request_rate / own)
     return scaled(arrivals, args.rate_scale or 1.0)
 
 
@@ -294,9 +323,11 @@ def _heading(args: argparse.Namespace, setup: Setup, arrivals: Sequence[Arrival]
     layout, pages, length = setup.size_memory()
     source = args.trace.name if args.trace is not None else "at random"
     inputs, outputs = _means(arrivals)
+    rate = rate_of(arrivals)
+    pace = "all at once" if rate is None else f"{rate:.2f} a second"
     return (
         f"{args.model} on {_name(args)}: {pages:,} pages of {layout.block_size} tokens, context "
-        f"{length:,}\n{len(arrivals):,} requests ({source}), {rate_of(arrivals):.2f} a second, on "
+        f"{length:,}\n{len(arrivals):,} requests ({source}), {pace}, on "
         f"average {inputs:,.0f} tokens in and {outputs:,.0f} out\n"
     )
 
@@ -313,11 +344,13 @@ def _answer(
     lines = ["", f"{'replicas':<28}{'p99 first token, ms':>20}"]
     lines += [f"{replicas:<28}{ms:>20,.0f}" for replicas, ms in p99_ms.items()]
     devices = needed * args.tensor_parallel_size
+    rate = rate_of(arrivals)
+    load = "with all requests at once" if rate is None else f"at {rate:.2f} requests a second"
     return "\n".join(
         [
             *lines,
             f"{devices} {args.device} ({needed} replica{'s' * (needed > 1)}) keep p99 of the first "
-            f"token within {limit:g} ms at {rate_of(arrivals):.2f} requests a second.",
+            f"token within {limit:g} ms {load}.",
         ]
     )
 
@@ -342,7 +375,3 @@ def _about(args: argparse.Namespace, setup: Setup, arrivals: Sequence[Arrival]) 
             "requests_per_second": rate_of(arrivals),
         },
     }
-
-
-def _write(file: Path, said: dict[str, Any]) -> None:
-    file.write_text(json.dumps(said, indent=2) + "\n")
