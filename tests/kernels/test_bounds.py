@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -120,3 +122,13 @@ def test_more_rows_than_there_are_is_refused(rows):
     with pytest.raises(jax.errors.JaxRuntimeError, match="num_tokens lies outside the rows"):
         out = mlp_block(x, None, weight, weight, weight, "silu", Residual(), EPS, rows)
         out.block_until_ready()
+
+
+def test_heads_that_do_not_divide_are_refused():
+    """Some would be written by nobody."""
+    case = replace(CASES[min(CASES)], heads=6, kv_heads=4)
+    layer = layer_of(case)
+    few = Sequences(case, [(0, 3)], np.random.default_rng(0))
+    x = np.ones((3, case.width), np.float32)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no multiple of the key heads"):
+        layer.native(x, few.native_pages, few.starts, few.kv_lens, few.tables)

@@ -100,6 +100,8 @@ ffi::Error AttentionBlock(ffi::ThreadPool pool, F32 x, S32 query_starts, S32 kv_
   const int64_t M = starts[S];
   const Weight q = MakeWeight(wq, weights, 0), k = MakeWeight(wk, weights, 1),
                v = MakeWeight(wv, weights, 2), o = MakeWeight(wo, weights, 3);
+  if (k.N < head_dim || k.N % head_dim || q.N % k.N)
+    return ffi::Error::InvalidArgument("query heads are no multiple of the key heads");
   const int64_t width = q.N + k.N + v.N;
   float* qkv = call.Scratch<float>(M * width);
   float* attended = call.Scratch<float>(M * q.N);
