@@ -74,6 +74,7 @@ class Handover:
     _held: dict[int, _Held] = field(default_factory=dict)
     _ids: Iterator[int] = field(default_factory=count)
     _silenced: set[str] = field(default_factory=set)
+    _late: set[str] = field(default_factory=set)
 
     @property
     def num_held(self) -> int:
@@ -112,6 +113,7 @@ class Handover:
         self.drop_ended()
         for worker in self.workers:
             for result in worker.receive():
+                self._late.discard(worker.address)
                 self._receive(result)
         late = self.clock() - self.config.prefill_timeout
         for held in list(self._held.values()):
@@ -119,9 +121,11 @@ class Handover:
                 self._release(held)
             elif held.since <= late:
                 self._cancel(held)
+                if held.worker is not None:
+                    self._late.add(held.worker.address)
                 self._give_up(held, f"no pages within {self.config.prefill_timeout:g} s")
             elif held.worker is None and not self._able(held.job):
-                self._give_up(held, "no worker is up")
+                self._give_up(held, "no worker is up and answers")
         self._ask()
 
     def drop_ended(self) -> None:
@@ -152,9 +156,11 @@ class Handover:
         return self.cache.host.num_slots if self.cache.host is not None else 0
 
     def _able(self, job: Job) -> list[Connector]:
-        """The workers that could take it."""
-        size = len(job.token_ids)
-        return [w for w in self.workers if w.is_up and size < w.most_tokens]
+        """The workers that could take it. One that did not answer has one job at a time, until it
+        does: not every request is to wait for it."""
+        size, up = len(job.token_ids), [worker for worker in self.workers if worker.is_up]
+        ready = [w for w in up if w.address not in self._late or not self._load(w)]
+        return [worker for worker in ready if size < worker.most_tokens]
 
     def _load(self, worker: Connector) -> int:
         """Tokens that it is to compute."""

@@ -316,6 +316,21 @@ def test_of_a_row_of_failures_one_is_told(caplog):
     assert a.handover.metrics.totals()["prefill_jobs_failed_total"] == 6
 
 
+def test_a_worker_that_does_not_answer_gets_one_job_at_a_time():
+    a = Apart(count=1)
+    (first,) = a.add([1, *LONG], max_tokens=1)
+    a.h.wait(10)
+    a.handover.poll()
+    assert not first.is_held
+    tried, beside = (a.add([i, *LONG], max_tokens=1)[0] for i in (2, 3))
+    assert tried.is_held and not beside.is_held
+    a.answer_all()
+    a.handover.poll()
+    again = [a.add([i, *LONG], max_tokens=1)[0] for i in (4, 5)]
+    assert all(seq.is_held for seq in again), "it has answered"
+    a.end()
+
+
 def test_what_comes_too_late_is_put_nowhere():
     a = Apart(count=1)
     (seq,) = a.add(LONG, max_tokens=1)
