@@ -13,7 +13,7 @@ from .errors import InvalidRequestError
 MOST_SHOWN = 80
 """Characters of a value that a message quotes."""
 
-_WORDS = {
+WORDS = {
     int: ("an integer", "integers"),
     float: ("a number", "numbers"),
     str: ("a string", "strings"),
@@ -99,9 +99,9 @@ def _described(hint: Any) -> str:
         *most, last = dict.fromkeys(map(_described, args))
         return f"{', '.join(most)} or {last}" if most else last
     if origin in (tuple, list):
-        return f"a list of {_WORDS[args[0]][1]}" if args[0] in _WORDS else "a list"
+        return f"a list of {WORDS[args[0]][1]}" if args[0] in WORDS else "a list"
     if origin is Literal:
         return " or ".join(map(repr, args))
     if origin is dict:
-        return "a dict from {} to {}".format(*(_WORDS[arg][1] for arg in args))
-    return _WORDS[hint][0] if hint in _WORDS else f"a {hint.__name__}"
+        return "a dict from {} to {}".format(*(WORDS[arg][1] for arg in args))
+    return WORDS[hint][0] if hint in WORDS else f"a {hint.__name__}"

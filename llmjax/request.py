@@ -12,6 +12,7 @@ from .checks import require, type_errors
 from .errors import InvalidRequestError, LlmjaxError
 from .structured_outputs import Reasoning, StructuredOutputs
 
+MAX_TOKENS = 2**31 - 1
 MAX_STOPS = 64
 MAX_STOP_CHARS = 4096
 """Of all stop strings together: all that may begin one is looked through at each token."""
@@ -138,7 +139,7 @@ class SamplingParams:
         integers: tuple[tuple[str, int, int], ...] = (
             ("n", 1, 64),
             ("top_k", 0, 2**31 - 1),
-            ("max_tokens", 1, 2**31 - 1),
+            ("max_tokens", 1, MAX_TOKENS),
             ("min_tokens", 0, 2**31 - 1),
             ("logprobs", 0, 1000),
             ("prompt_logprobs", 0, 1000),

@@ -28,7 +28,8 @@ class CacheConfig:
         enable_prefix_caching: keep what requests have computed for others that begin alike,
             as long as there is room. Choices of one request share their prompt in any case.
         swap_space: GiB of host memory for the pages of preempted requests, where moving them
-            there and back takes less time than to compute them again. Replicas share it out.
+            there and back takes less time than to compute them again. Replicas share it out. The
+            default is lowered to the memory there is.
         kv_offloading_size: GiB of host memory for pages that leave the prefix cache for want
             of room, by the same rule.
         kv_eviction: what a request forgets that gets longer than `kv_budget`; by default nothing.

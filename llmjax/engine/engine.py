@@ -27,7 +27,7 @@ from .buckets import Bucket
 from .compile import enable_persistent_cache
 from .context import most_chunk
 from .handover import Handover
-from .memory import page_bytes
+from .memory import host_space, page_bytes
 from .prefill_worker import make_handover
 from .runner import InFlight, Runner
 from .scheduler import Plan, Scheduler
@@ -384,5 +384,5 @@ class Engine:
     def _make_host(self) -> HostPool | None:
         cache, replicas = self.config.cache, self.config.parallel.data_parallel_size
         costs = MoveCosts(compute=1e-3)
-        space, more = (gib / replicas for gib in (cache.swap_space, cache.kv_offloading_size))
+        space, more = (gib / replicas for gib in host_space(cache))
         return HostPool.sized(space, more, self.page_bytes, costs)

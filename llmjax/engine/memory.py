@@ -34,7 +34,8 @@ def count_pages(
     buckets: Buckets,
     group: Group | None = None,
 ) -> int:
-    """Pages to allocate: what the memory share leaves, at most what could ever be used.
+    """Pages to allocate: those asked for, or what the memory share leaves, at most what could
+    ever be used.
 
     What the largest step takes beside weights and pages is an estimate; where memory is the
     device's own, what its program takes, which is compiled for this.
@@ -44,10 +45,9 @@ def count_pages(
         group: processes that all get as many pages, as the one with the least room has.
 
     Raises:
-        ConfigError: not even one sequence's first page fits; carries the numbers.
+        ConfigError: not even one sequence's first page fits, or not those asked for; carries the
+            numbers.
     """
-    if config.cache.num_gpu_blocks_override is not None:
-        return config.cache.num_gpu_blocks_override
     longest = config.model.max_model_len or model.config.max_position
     scheduler = config.scheduler
     needs = [(model.weight_bytes, page_bytes(model.config, layout, format))]
@@ -59,6 +59,11 @@ def count_pages(
     total, share = _device_memory(config.cache)
     if _bytes_limit() is None:
         total //= config.parallel.data_parallel_size  # all replicas are in the host's memory
+    if (given := config.cache.num_gpu_blocks_override) is not None:
+        pools = 2 if "memory" in (config.prefill.prefill_from or ()) else 1
+        for weights, size in needs:
+            _check_given(given, weights, pools * size, total)
+        return given
     useful = scheduler.max_num_seqs * layout.num_groups * layout.held_blocks(longest)
 
     def pages_beside(temporaries: int) -> int:
@@ -93,6 +98,40 @@ def count_pages(
     if scheduler.num_scheduler_steps > 1:
         temporaries = max(temporaries, programs.temporaries(buckets.largest_decode, pages))
     return pages_beside(temporaries)
+
+
+def _check_given(pages: int, weights: int, size: int, total: int) -> None:
+    """Refuses pages of `size` bytes for which there is no room even beside weights alone."""
+    most = max(0, (total - weights) // size)
+    if pages > most:
+        raise ConfigError(
+            f"num_gpu_blocks_override is {pages}, which takes {-(-pages * size // _GIB)} GiB, "
+            f"allowed: up to {most}, as of {total / _GIB:.2f} GiB of memory weights take "
+            f"{weights / _GIB:.2f} GiB"
+        )
+
+
+def host_space(cache: CacheConfig) -> tuple[float, float]:
+    """GiB of host memory for preempted requests, and for what leaves the prefix cache.
+
+    A `swap_space` that nobody chose is no more than there is.
+
+    Raises:
+        ConfigError: the host does not have as much; carries the numbers.
+    """
+    # Pages are touched as they are used: what is too much would be found out under load.
+    there = total_bytes() * jax.process_count() / _GIB  # each process has its part of a page
+    swap, offload = cache.swap_space, cache.kv_offloading_size
+    if swap == CacheConfig.swap_space:
+        swap = min(swap, max(0.0, there - offload))
+    if swap + offload > there:
+        asked = {"swap_space": swap, "kv_offloading_size": offload}
+        asked = {name: gib for name, gib in asked.items() if gib}
+        raise ConfigError(
+            f"{' and '.join(f'{name} is {gib} GiB' for name, gib in asked.items())}, allowed: "
+            f"up to {there:.2f} GiB{' together' if len(asked) > 1 else ''}, the host's memory"
+        )
+    return swap, offload
 
 
 def _bytes_limit() -> int | None:

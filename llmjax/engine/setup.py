@@ -23,7 +23,7 @@ from ..tokenizer import compile_template
 from .buckets import Buckets
 from .condense import check_eviction
 from .context import fit_context, make_layout
-from .memory import count_pages, page_bytes
+from .memory import count_pages, host_space, page_bytes
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ _CPU_STEP_TOKENS = 512
 def load(config: EngineConfig) -> LoadedModel:
     """Loads the model that the configuration names; see `Engine`."""
     asked = config.model
+    host_space(config.cache)  # what is too much is refused before weights are loaded
     template = _template_text(asked.chat_template)
     model = load_model(
         resolve_model(asked.model),

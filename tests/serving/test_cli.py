@@ -88,18 +88,46 @@ def test_the_model_is_needed_once(argv, capsys):
     with pytest.raises(SystemExit) as caught:
         engine_options(parse(*argv))
     assert caught.value.code == 2
-    assert "model" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "model" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    "argv",
-    [("--port", "x"), ("--max-model-len", "1k"), ("--token-buckets", "1,a"), ("--portt", "1")],
+    ("argv", "message"),
+    [
+        ("serve m --port 1.5", "--port is '1.5', allowed: an integer"),
+        ("serve m --max-model-len 1k", "--max-model-len is '1k', allowed: an integer, or none"),
+        (
+            "serve m --token-buckets 1,2,x",
+            "--token-buckets is '1,2,x', allowed: integers with commas between, or none",
+        ),
+        ("serve m --swap-space lots", "--swap-space is 'lots', allowed: a number"),
+        ("serve m --log-level loud", "--log-level is 'loud', allowed: debug, info, warning, error"),
+        ("serve m --portt 1", "unrecognized arguments: --portt 1"),
+        ("serve m --port", "--port: expected one argument"),
+        ("generate --max-tokens 1e9", "--max-tokens is '1e9', allowed: an integer, or none"),
+        ("bench throughput --num-prompts nan", "--num-prompts is 'nan', allowed: an integer"),
+        ("bench latency --batch-sizes 1 x", "--batch-sizes is 'x', allowed: an integer"),
+        ("simulate --device h999", "--device is 'h999', allowed: h100, h200, a100-80gb, l4, t4,"),
+        ("simulate --request-rate x", "--request-rate is 'x', allowed: a number"),
+        ("convert a", "the following arguments are required: DST"),
+        ("bench nothing", "KIND is 'nothing', allowed: throughput, latency, serve, startup"),
+        ("nothing", "COMMAND is 'nothing', allowed: serve, prefill, generate, run-batch, chat,"),
+    ],
 )
-def test_values_of_the_wrong_type_are_a_usage_error(argv, capsys):
+def test_what_cannot_be_read_is_one_line_that_says_what_can(argv, message, capsys):
+    words = argv.split()
+    depth = 2 if words[0] == "bench" else 1
+    if words[-1] == "nothing":
+        depth -= 1
+    program = " ".join(["llmjax", *words[:depth]])
     with pytest.raises(SystemExit) as caught:
-        parse("serve", "m", *argv)
+        main(words)
     assert caught.value.code == 2
-    assert argv[0] in capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"{program}: error: {message}")
+    assert captured.err.endswith(f" (see {program} --help)\n")
+    assert captured.err.count("\n") == 1 and captured.out == ""
 
 
 @pytest.mark.parametrize(

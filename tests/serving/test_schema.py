@@ -13,6 +13,8 @@ from llmjax_serving.schema.chat import CHAT_NO_OPS, parse_chat
 from llmjax_serving.schema.chat import FIELDS as CHAT_FIELDS
 from llmjax_serving.schema.completion import COMPLETION_NO_OPS, parse_completion
 from llmjax_serving.schema.completion import FIELDS as COMPLETION_FIELDS
+from llmjax_serving.schema.messages import parse_messages
+from llmjax_serving.schema.responses import parse_response
 from llmjax_serving.schema.sampling import OPTIONS, SAMPLING, Limits
 from llmjax_serving.schema.tokens import TOKENIZE_CHAT, parse_detokenize, parse_tokenize
 
@@ -341,8 +343,21 @@ def test_completion_echo():
     assert completion(echo=True, logprobs=3).params.prompt_logprobs == 3
     assert completion(logprobs=3).params.prompt_logprobs is None
     assert completion(echo=True, max_tokens=0).echo_only
-    with pytest.raises(InvalidRequestError, match="0 where echo is true"):
-        completion(max_tokens=0)
+
+
+@pytest.mark.parametrize("value", [-1, 0, 2**31, 99999999999999999999999, "x"])
+def test_what_max_tokens_may_be_is_said_in_one_way(value):
+    shown = '"x"' if value == "x" else value
+    allowed = f"max_tokens is {shown}, allowed: an integer from 1 to 2147483647"
+    with pytest.raises(InvalidRequestError, match=f"^{allowed}, or 0 where echo is true$"):
+        completion(max_tokens=value)
+    with pytest.raises(InvalidRequestError, match=f"^{allowed}$"):
+        chat(max_tokens=value)
+    with pytest.raises(InvalidRequestError, match=f"^{allowed}$"):
+        parse_messages({"messages": [USER], "max_tokens": value}, LIMITS)
+    allowed = allowed.replace("max_tokens", "max_output_tokens")
+    with pytest.raises(InvalidRequestError, match=f"^{allowed}$"):
+        parse_response({"input": "hi", "max_output_tokens": value})
 
 
 def test_completion_best_of_has_no_other_meaning_than_n():

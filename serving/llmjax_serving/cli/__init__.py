@@ -26,6 +26,7 @@ from . import (
     simulate,
     tune,
 )
+from .parser import Parser
 
 COMMANDS = {
     "serve": serve,
@@ -45,23 +46,22 @@ COMMANDS = {
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="llmjax", description="A JAX/XLA inference engine for large language models."
     )
     parser.add_argument("--version", action="version", version=f"llmjax {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, module in COMMANDS.items():
         help_text = (module.__doc__ or "").strip().splitlines()[0]
-        command = commands.add_parser(
-            name, help=help_text, description=help_text, allow_abbrev=False
-        )
+        command = commands.add_parser(name, help=help_text, description=help_text)
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; errors of the user's making are one line on stderr and status 1."""
+    """Runs a command; errors of the user's making are one line on stderr and status 1, or 2 where
+    the command line cannot be read."""
     args = make_parser().parse_args(argv)
     try:
         return args.run(args)

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_kind(
     kinds: Any, name: str, run: Callable[[argparse.Namespace], int], help_text: str
 ) -> argparse.ArgumentParser:
-    kind = kinds.add_parser(name, help=help_text, description=help_text, allow_abbrev=False)
+    kind = kinds.add_parser(name, help=help_text, description=help_text)
     kind.set_defaults(run_bench=run)
     return kind
 

@@ -11,7 +11,10 @@ from dataclasses import MISSING, Field, fields
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from llmjax.checks import WORDS
 from llmjax.config import PARTS, EngineConfig, own_fields
+
+from .parser import reader
 
 TALKATIVE = ("jax", "absl", "httpx")
 """Loggers of others that tell their inner workings at the level info."""
@@ -78,21 +81,23 @@ def add_flag(group: Any, field: Field[Any], hint: Any, doc: str) -> None:
 
 def value_parser(hint: Any) -> tuple[Callable[[str], Any], str]:
     """How a flag's text is read, and what stands for it in the help."""
+    parse, metavar, allowed = _reading(hint)
+    return reader(parse, allowed), metavar
+
+
+def _reading(hint: Any) -> tuple[Callable[[str], Any], str, str]:
+    """How a text is read, what stands for it in the help, and what it may be, in words."""
     if get_origin(hint) in (UnionType, Union):
         (inner,) = (arg for arg in get_args(hint) if arg is not NoneType)
-        parse, metavar = value_parser(inner)
-        return named(lambda text: None if text.lower() == "none" else parse(text), metavar), metavar
+        parse, metavar, allowed = _reading(inner)
+        allowed = f"{allowed}, or none"
+        return lambda text: None if text.lower() == "none" else parse(text), metavar, allowed
     if get_origin(hint) is tuple:
-        parse, metavar = value_parser(get_args(hint)[0])
-        metavar = f"{metavar},..."
-        return named(lambda text: tuple(map(parse, text.split(","))), metavar), metavar
-    return hint, {int: "N", float: "X", str: "TEXT"}[hint]
-
-
-def named(parse: Callable[[str], Any], metavar: str) -> Callable[[str], Any]:
-    # argparse shows a parser's __name__ when it refuses a value.
-    parse.__name__ = metavar
-    return parse
+        item = get_args(hint)[0]
+        parse, metavar, _ = _reading(item)
+        allowed = f"{WORDS[item][1]} with commas between"
+        return lambda text: tuple(map(parse, text.split(","))), f"{metavar},...", allowed
+    return hint, {int: "N", float: "X", str: "TEXT"}[hint], WORDS[hint][0]
 
 
 def add_log_level(parser: argparse.ArgumentParser) -> None:

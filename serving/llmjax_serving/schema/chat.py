@@ -9,7 +9,7 @@ from typing import Any
 from llmjax.answers import Tool, ToolUse
 from llmjax.beam_search import BeamSearchParams
 from llmjax.errors import InvalidRequestError
-from llmjax.request import RequestOptions, SamplingParams
+from llmjax.request import MAX_TOKENS, RequestOptions, SamplingParams
 
 from . import tools
 from .fields import (
@@ -170,8 +170,8 @@ FIELDS: dict[str, Field] = {
     **SAMPLING,
     **PROMPT,
     **tools.FIELDS,
-    "max_tokens": Field(integer(1)),
-    "max_completion_tokens": Field(integer(1)),
+    "max_tokens": Field(integer(1, MAX_TOKENS)),
+    "max_completion_tokens": Field(integer(1, MAX_TOKENS)),
     "logprobs": Field(boolean, False),
     "top_logprobs": Field(integer(0)),
     "echo": Field(boolean, False),

@@ -7,7 +7,7 @@ from typing import Any
 
 from llmjax.beam_search import BeamSearchParams
 from llmjax.errors import InvalidRequestError
-from llmjax.request import RequestOptions, SamplingParams
+from llmjax.request import MAX_TOKENS, RequestOptions, SamplingParams
 
 from .fields import Field, Parse, boolean, described, integer, is_integer, only, read, refuse, text
 from .sampling import (
@@ -24,6 +24,7 @@ from .sampling import (
 )
 
 DEFAULT_MAX_TOKENS = 16
+TOKEN_COUNTS = f"an integer from 1 to {MAX_TOKENS}, or 0 where echo is true"
 
 
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
@@ -52,11 +53,18 @@ def prompt_list(value: Any, path: str) -> list[str | list[int]]:
     return value
 
 
+@described({"type": "integer", "minimum": 0, "maximum": MAX_TOKENS})
+def token_count(value: Any, path: str) -> int:
+    if not (is_integer(value) and 0 <= value <= MAX_TOKENS):
+        raise refuse(path, value, TOKEN_COUNTS)
+    return int(value)
+
+
 FIELDS: dict[str, Field] = {
     **COMMON,
     **SAMPLING,
     "prompt": Field(prompt_list, required=True),
-    "max_tokens": Field(integer(0)),
+    "max_tokens": Field(token_count),
     "logprobs": Field(integer(0)),
     "echo": Field(boolean, False),
     "best_of": Field(integer(1)),
@@ -120,7 +128,7 @@ def parse_completion(body: dict[str, Any], limits: Limits) -> CompletionRequest:
         raise refuse("best_of", best_of, f"the value of n ({n})")
     max_tokens, echo = values["max_tokens"], values["echo"]
     if max_tokens == 0 and not echo:
-        raise refuse("max_tokens", 0, "an integer from 1, or 0 where echo is true")
+        raise refuse("max_tokens", 0, TOKEN_COUNTS)
     wants_prompt_logprobs = values["prompt_logprobs"] is not None
     if echo and values["logprobs"] is not None and not wants_prompt_logprobs:
         values["prompt_logprobs"] = values["logprobs"]

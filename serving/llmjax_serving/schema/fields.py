@@ -153,7 +153,7 @@ def number(value: Any, path: str) -> float:
 
 def integer(least: int | None = None, most: int | None = None) -> Parse:
     limits = [f"from {least}"] if least is not None else []
-    limits += [f"up to {most}"] if most is not None else []
+    limits += [f"to {most}"] if most is not None else []
     allowed = " ".join(["an integer", *limits])
     bounds = {"minimum": least, "maximum": most}
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from llmjax.errors import InvalidRequestError
+from llmjax.request import MAX_TOKENS
 
 from .chat import ChatRequest, parse_chat
 from .fields import (
@@ -202,7 +203,7 @@ def tool_choice(value: Any, path: str) -> Json:
 
 
 _THINKING_TYPE: dict[str, Field] = {"type": Field(text, required=True)}
-_BUDGET: dict[str, Field] = {"budget_tokens": Field(integer(1), required=True)}
+_BUDGET: dict[str, Field] = {"budget_tokens": Field(integer(1, MAX_TOKENS), required=True)}
 _DISPLAY: dict[str, Parse] = {"display": only("summarized")}
 
 
@@ -259,11 +260,11 @@ PROMPT: dict[str, Field] = {
 """Fields of /v1/messages/count_tokens."""
 FIELDS: dict[str, Field] = {
     **PROMPT,
-    "max_tokens": Field(integer(1), required=True),
+    "max_tokens": Field(integer(1, MAX_TOKENS), required=True),
     "stop_sequences": Field(list_of(text)),
     "stream": Field(boolean, False),
     "temperature": Field(bounded(number, minimum=0, maximum=1)),
-    "top_k": Field(integer(0)),
+    "top_k": Field(integer(0, 2**31 - 1)),
     "top_p": Field(bounded(number, exclusiveMinimum=0, maximum=1)),
     "metadata": Field(mapping, {}),
 }

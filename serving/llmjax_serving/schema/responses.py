@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmjax.errors import InvalidRequestError
+from llmjax.request import MAX_TOKENS
 
 from . import structured
 from .chat import ChatRequest, parse_chat
@@ -208,7 +209,7 @@ CHAT_FIELDS: dict[str, Field] = {
 
 ECHOED: dict[str, Field] = {
     "instructions": Field(text),
-    "max_output_tokens": Field(integer(1)),
+    "max_output_tokens": Field(integer(1, MAX_TOKENS)),
     "max_tool_calls": Field(integer(1)),
     "metadata": Field(metadata, {}),
     "previous_response_id": Field(text),
