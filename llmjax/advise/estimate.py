@@ -227,10 +227,10 @@ def decode_work(
     one = Work.of([(context, positions)], machine.windows, rows=rows, sampled=rows)
     other = prompt_work(machine, question.input_len)
     return Work(
-        rows=rows + ceil(prompts * other.rows),
-        sampled=rows + ceil(prompts * other.sampled),
-        seen=batch * one.seen + ceil(prompts * other.seen),
-        pairs=batch * one.pairs + ceil(prompts * other.pairs),
+        rows=rows + prompts * other.rows,
+        sampled=rows + prompts * other.sampled,
+        seen=batch * one.seen + prompts * other.seen,
+        pairs=batch * one.pairs + prompts * other.pairs,
     )
 
 

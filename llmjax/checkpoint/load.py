@@ -95,8 +95,9 @@ def load_model(
     is_one = mesh is None and len(stages) < 2
     obstacle = None if page_size is None else native_obstacle(config, dtype, page_size, is_one)
     native = page_size is not None and runs_native(obstacle)
+    triton = triton_available()
     if quantization:
-        check_served(quantization, native, obstacle)
+        check_served(quantization, native, triton, obstacle)
     if check is not None:
         check(config, native)
     text = checkpoint.read_text_side()
@@ -108,7 +109,7 @@ def load_model(
         chosen, packing = plain_dtype(dtype, checkpoint, table), None
         if quantization and chosen.itemsize > 2:
             chosen = jnp.dtype(jnp.bfloat16)  # of activations
-    keep_codes = dtype == "auto" and (native or triton_available())
+    keep_codes = dtype == "auto" and (native or triton)
     round_inputs = not native and not quantization
     rounded = any(m.inputs is not None for m in checkpoint.matrices.values())
 

@@ -7,7 +7,6 @@ import logging
 from llmjax_kernels.choice import wanted
 from llmjax_kernels.native import available
 from llmjax_kernels.native.blocks import shape_obstacle
-from llmjax_kernels.triton_call import available as triton_available
 from llmjax_kernels.weight_format import QUANTISATIONS
 
 from ..errors import ConfigError
@@ -46,12 +45,17 @@ def runs_native(obstacle: str | None) -> bool:
     return False
 
 
-def check_served(quantization: str, native: bool, obstacle: str | None) -> None:
-    """Raises ConfigError where nothing here computes with weights that are so quantised."""
+def check_served(quantization: str, native: bool, triton: bool, obstacle: str | None) -> None:
+    """Raises ConfigError where nothing here computes with weights that are so quantised.
+
+    Args:
+        native, triton: which kernels serve.
+        obstacle: why the native ones do not, where the model is why.
+    """
     said = f"quantization is {quantization!r}"
     if native and quantization not in QUANTISATIONS:
         raise ConfigError(f"{said}, allowed on a CPU: {', '.join(QUANTISATIONS)}")
-    if not native and not triton_available():
+    if not native and not triton:
         why = "" if obstacle is None else f": {obstacle}"
         raise ConfigError(
             f"{said}: only the native CPU kernels take it, and Triton's on NVIDIA GPUs, and XLA "

@@ -134,7 +134,7 @@ REDUCE_LATENCY = 10e-6
 
 @dataclass(frozen=True)
 class Work:
-    """What one step computes.
+    """What one step computes; of an average step also parts.
 
     Attributes:
         rows: of every matrix product, padding counted.
@@ -143,10 +143,10 @@ class Work:
         pairs: of each position and layer the tokens that it attends to, summed.
     """
 
-    rows: int
-    sampled: int
-    seen: int
-    pairs: int
+    rows: float
+    sampled: float
+    seen: float
+    pairs: float
 
     @classmethod
     def of(
@@ -307,7 +307,7 @@ class Machine:
         """Operations a second that all devices reach."""
         return self.tensor_parallel * self.compute_efficiency * self.figures.peak_of(products)
 
-    def _reduce(self, rows: int) -> float:
+    def _reduce(self, rows: float) -> float:
         """Two all-reduces a layer of activations in 16 bits, in a ring."""
         size = self.tensor_parallel
         if size == 1:

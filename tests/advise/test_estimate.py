@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -132,10 +131,11 @@ def test_an_answer_is_its_prompt_and_steps_with_the_prompts_of_others():
     assert found is not None
     batch = found.batch
     # Of each of the others one prompt in 255 steps, whose operations are beside the decodes'.
-    rows = batch + math.ceil((batch - 1) / 255 * 1024)
-    assert rows == 119 + 474
-    attended = batch * 32 * 1153 + math.ceil((batch - 1) / 255 * 32 * (1024 * 1025 // 2))
-    sampled = batch + 1
+    prompts = (batch - 1) / 255
+    rows = batch + prompts * 1024
+    assert rows == pytest.approx(119 + 473.85, abs=0.01)
+    attended = batch * 32 * 1153 + prompts * 32 * (1024 * 1025 // 2)
+    sampled = batch + prompts
     operations = 2 * (LAYERS_8B * rows + HEAD_8B * sampled) + 4 * 32 * 128 * attended
     assert found.mixed.compute_s == pytest.approx(operations / (0.6 * 989.4e12))
     assert found.mixed.bound == "operations"
