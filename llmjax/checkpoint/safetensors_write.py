@@ -12,7 +12,8 @@ import numpy as np
 
 from .safetensors_folder import _TYPES, INDEX
 
-_NAMES = {dtype: name for name, dtype in _TYPES.items()}
+_NAMES = {dtype: name for name, dtype in _TYPES.items() if name not in ("BOOL", "F8_E8M0")}
+"""One for each type: bytes are U8, whatever else is read as such."""
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:

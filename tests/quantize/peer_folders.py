@@ -99,15 +99,20 @@ def write(model: Path, folder: Path, name: str) -> np.ndarray:
     with noted_layers() as layers:
         quantize(model, folder, method, progress=False, dtype="float32", **settings)
     source = Source(open_checkpoint(SOURCE))
-    outer = source.outer()
-    hidden = embed(outer["embed.weight"], IDS, source.config)
+    hidden = embed(source.outer()["embed.weight"], IDS, source.config)
     for layer in layers:
         layer.hidden = hidden
         hidden = layer.outputs()
+    return logits(source, hidden[0])
+
+
+def logits(source: Source, states: np.ndarray) -> np.ndarray:
+    """[T V] of what the last layer gives [T D]."""
+    outer = source.outer()
     norm = RMSNorm(source.config.hidden_size, source.config.norm_eps)
     norm.weight.set_value(jnp.asarray(outer["norm.weight"]))
     head = outer.get("head.weight", outer["embed.weight"])
-    return np.asarray(project(norm(jnp.asarray(hidden[0])), jnp.asarray(head)))
+    return np.asarray(project(norm(jnp.asarray(states)), jnp.asarray(head)))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,11 @@ from llmjax.quantize.layer import Place
 PLACE = Place(("mlp.down",), "mlp.up", np.arange(64))
 
 
+ALIKE = 1 - 1 / 16
+"""Of codes: the greatest weight of a symmetric group of 16 lies between two, and which it falls to is
+a matter of the machine's last bits."""
+
+
 def solved(weight, x, *, bits=4, group=16, symmetric=True, **settings):
     options = {"bits": bits, "group_size": group, "symmetric": symmetric} | settings
     if not settings:
@@ -31,8 +36,7 @@ def test_agrees_with_the_long_way(bits, group, symmetric):
     weight, x = references.matrices(bits)
     found, gram = solved(weight, x, bits=bits, group=group, symmetric=symmetric)
     wanted, codes = references.gptq(weight, gram, bits, group, symmetric, 0.05)
-    # The greatest weight of a symmetric group lies between two codes: it may fall to either.
-    assert np.mean(found.codes == codes) > 0.97
+    assert np.mean(found.codes == codes) > ALIKE
     error = references.output_error(weight, wanted, x)
     assert references.output_error(weight, found.values, x) == pytest.approx(error, rel=0.03)
 
@@ -47,7 +51,7 @@ def test_order_of_energy(static):
     if not static:
         groups[order] = np.arange(64) // 16
     np.testing.assert_array_equal(found.groups, groups)
-    assert np.mean(found.codes == codes) > 0.97
+    assert np.mean(found.codes == codes) > ALIKE
     error = references.output_error(weight, wanted, x)
     assert references.output_error(weight, found.values, x) == pytest.approx(error, rel=0.03)
 
@@ -59,7 +63,7 @@ def test_order_of_energy_within_groups():
     order = [16 * g + k for g in np.argsort(-energy.max(axis=1)) for k in np.argsort(-energy[g])]
     wanted, codes = references.gptq(weight, gram, 4, 16, False, 0.05, np.array(order))
     np.testing.assert_array_equal(found.groups, np.arange(64) // 16)
-    assert np.mean(found.codes == codes) > 0.97
+    assert np.mean(found.codes == codes) > ALIKE
     error = references.output_error(weight, wanted, x)
     assert references.output_error(weight, found.values, x) == pytest.approx(error, rel=0.03)
 
