@@ -16,8 +16,8 @@ PLACE = Place(("mlp.down",), "mlp.up", np.arange(64))
 
 
 ALIKE = 1 - 1 / 16
-"""Of codes: the greatest weight of a symmetric group of 16 lies between two, and which it falls to is
-a matter of the machine's last bits."""
+"""Of codes: the greatest weight of a symmetric group of 16 lies between two; to which it falls is
+up to the last bits."""
 
 
 def solved(weight, x, *, bits=4, group=16, symmetric=True, **settings):
