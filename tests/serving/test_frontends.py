@@ -252,10 +252,15 @@ def test_requests_at_a_time_are_those_of_all(many):
     def asks_in_vain() -> bool:
         return Client(many).call("POST", "/v1/completions", {"prompt": "a"}, "two")[0] == 429
 
+    def load() -> int:
+        return many.call("/load")[1]["server_load"]
+
     clients = one_at_each(many)
-    for client in clients.values():
+    for count, client in enumerate(clients.values(), 1):
         client.hold("two")
-    wait_for(asks_in_vain)
+        # What asks before both have their places may take the second one's.
+        wait_for(lambda count=count: load() == count)
+    assert asks_in_vain()
     # One that dies holds no place.
     os.kill(next(iter(clients)), signal.SIGKILL)
     wait_for(lambda: len(frontends(many)) == 2 and not asks_in_vain())
