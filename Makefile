@@ -35,7 +35,7 @@ $(VENV)/.run: $(SOURCES) | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: $(SOURCES) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@$(SAY_KERNELS)
 	@touch $@ $(VENV)/.run
 

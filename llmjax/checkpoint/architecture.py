@@ -8,15 +8,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import CheckpointFormatError, LlmjaxError, UnsupportedModelError
 from ..models import FAMILIES, DecoderConfig, EncoderConfig
 from ..models.ranges import check_layers, check_values
 from ..models.weights import WeightTable
 from .base import TensorInfo
-
-C = TypeVar("C", DecoderConfig, EncoderConfig)
 
 
 def architecture_from_hf(
@@ -34,7 +32,9 @@ def architecture_from_hf(
     family = hf_family(config, path)
     with _faults_named(path):
         check_layers(config.get("num_hidden_layers"))
-        return _checked(family.read_config(config)), family.WEIGHTS
+        found = family.read_config(config)
+        check_values(found)
+    return found, family.WEIGHTS
 
 
 def architecture_from_gguf(
@@ -45,7 +45,9 @@ def architecture_from_gguf(
     family = _family("GGUF_ARCHITECTURES", name, path)
     with _faults_named(path):
         check_layers(metadata.get(f"{name}.block_count"))
-        return _checked(family.read_gguf_config(metadata, tensors)), family.GGUF_WEIGHTS
+        found = family.read_gguf_config(metadata, tensors)
+        check_values(found)
+    return found, family.GGUF_WEIGHTS
 
 
 def hf_family(config: Mapping[str, Any], path: Path) -> ModuleType:
@@ -94,11 +96,6 @@ def fitted(table: WeightTable, tensors: Mapping[str, TensorInfo]) -> WeightTable
 
 def _implemented(table: str) -> str:
     return ", ".join(sorted(name for family in FAMILIES for name in getattr(family, table)))
-
-
-def _checked(config: C) -> C:
-    check_values(config)
-    return config
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -39,8 +38,6 @@ from .packing import Packer, Packing
 from .plan import Use, plan_weights
 from .quantising import Quantiser
 from .serving_kernels import check_served, native_obstacle, runs_native
-
-log = logging.getLogger(__name__)
 
 ShardingOf = Callable[[str, tuple[int, ...]], Sharding]
 """A parameter's layout, by its path and shape."""

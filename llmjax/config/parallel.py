@@ -84,3 +84,8 @@ class PrefillConfig:
             0 < self.prefill_timeout <= 1e6,
             f"prefill_timeout is {self.prefill_timeout}, allowed: above 0 up to 1e6, in seconds",
         )
+
+    @property
+    def num_pools(self) -> int:
+        """KV pools of one size: a second engine in this process has as many pages."""
+        return 2 if "memory" in (self.prefill_from or ()) else 1

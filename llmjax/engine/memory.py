@@ -60,9 +60,8 @@ def count_pages(
     if _bytes_limit() is None:
         total //= config.parallel.data_parallel_size  # all replicas are in the host's memory
     if (given := config.cache.num_gpu_blocks_override) is not None:
-        pools = 2 if "memory" in (config.prefill.prefill_from or ()) else 1
         for weights, size in needs:
-            _check_given(given, weights, pools * size, total)
+            _check_given(given, weights, config.prefill.num_pools * size, total)
         return given
     useful = scheduler.max_num_seqs * layout.num_groups * layout.held_blocks(longest)
 

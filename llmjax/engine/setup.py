@@ -96,9 +96,8 @@ def size_memory(
     layout = make_layout(config.cache, model.config.windows, asked or own)
     buckets = make_buckets(config, layout.whole(asked or own))
     pages = count_pages(config, model, layout, kv_format, buckets, group)
-    given = config.cache.num_gpu_blocks_override
-    if given is None and "memory" in (config.prefill.prefill_from or ()):
-        pages //= 2  # the second engine takes as many
+    if config.cache.num_gpu_blocks_override is None:
+        pages //= config.prefill.num_pools
     size = page_bytes(model.config, layout, kv_format)
     log.info("KV pool: %d pages, %.2f GiB", pages, pages * size / 2**30)
     log.info("prefix reuse: %s", layout.describe_reuse())

@@ -95,6 +95,11 @@ def one_at_each(server: Served) -> dict[int, Client]:
     raise AssertionError("one of the frontends takes no connections")
 
 
+def load_of(server: Served) -> int:
+    """Requests at hand."""
+    return server.call("/load")[1]["server_load"]
+
+
 def is_gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
@@ -108,7 +113,7 @@ def unharmed(request: pytest.FixtureRequest) -> Iterator[None]:
         wait_for(lambda: len(frontends(many)) == 2 and many.call("/health")[0] == 200)
         wait_for(lambda: many.metric("num_requests_running") == 0)
         wait_for(lambda: many.metric("kv_cache_pages_used") == 0)
-        wait_for(lambda: many.call("/load")[1]["server_load"] == 0)
+        wait_for(lambda: load_of(many) == 0)
 
 
 COMPLETIONS: list[dict[str, Any]] = [
@@ -252,14 +257,11 @@ def test_requests_at_a_time_are_those_of_all(many):
     def asks_in_vain() -> bool:
         return Client(many).call("POST", "/v1/completions", {"prompt": "a"}, "two")[0] == 429
 
-    def load() -> int:
-        return many.call("/load")[1]["server_load"]
-
     clients = one_at_each(many)
     for count, client in enumerate(clients.values(), 1):
         client.hold("two")
         # What asks before both have their places may take the second one's.
-        wait_for(lambda count=count: load() == count)
+        wait_for(lambda count=count: load_of(many) == count)
     assert asks_in_vain()
     # One that dies holds no place.
     os.kill(next(iter(clients)), signal.SIGKILL)

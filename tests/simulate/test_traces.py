@@ -79,7 +79,17 @@ CSV = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 AT = "2023-11-16 18:15:46.68"
 TOKENS = "allowed: an integer from 1 to 1,000,000,000"
 MS = "allowed: milliseconds, 0 to 100,000,000,000,000"
+OBJECT = {"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [0]}
 DATE = "allowed: a date and time such as 2023-11-16 18:15:46.6805900"
+
+
+def assert_refused(file, before, line, said):
+    """A trace whose last line is bad, behind lines that are not."""
+    file.write_text(f"{before}{line}\n")
+    with pytest.raises(ConfigError) as caught:
+        read_trace(file)
+    number = before.count("\n") + 1
+    assert str(caught.value) == f"line {number} of the trace {file}: {said}"
 
 
 @pytest.mark.parametrize(
@@ -114,11 +124,7 @@ def test_what_is_no_trace_is_refused(tmp_path, text, said):
     ],
 )
 def test_a_bad_row_is_told_by_line_and_column(tmp_path, row, said):
-    file = tmp_path / "trace.csv"
-    file.write_text(f"{CSV}\n{AT},3,1\n{row}\n")
-    with pytest.raises(ConfigError) as caught:
-        read_trace(file)
-    assert str(caught.value) == f"line 4 of the trace {file}: {said}"
+    assert_refused(tmp_path / "trace.csv", f"{CSV}\n{AT},3,1\n", row, said)
 
 
 @pytest.mark.parametrize(
@@ -145,12 +151,8 @@ def test_a_bad_row_is_told_by_line_and_column(tmp_path, row, said):
     ],
 )
 def test_a_bad_object_is_told_by_line_and_field(tmp_path, given, said):
-    row = {"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [0]}
-    file = tmp_path / "trace.jsonl"
-    file.write_text(f"{json.dumps(row)}\n\n{json.dumps({**row, **given})}\n")
-    with pytest.raises(ConfigError) as caught:
-        read_trace(file)
-    assert str(caught.value) == f"line 3 of the trace {file}: {said}"
+    line = json.dumps({**OBJECT, **given})
+    assert_refused(tmp_path / "trace.jsonl", f"{json.dumps(OBJECT)}\n\n", line, said)
 
 
 @pytest.mark.parametrize(
@@ -163,12 +165,7 @@ def test_a_bad_object_is_told_by_line_and_field(tmp_path, given, said):
     ],
 )
 def test_what_is_no_such_object_is_told_by_line(tmp_path, line, said):
-    file = tmp_path / "trace.jsonl"
-    row = {"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [0]}
-    file.write_text(f"{json.dumps(row)}\n{line}\n")
-    with pytest.raises(ConfigError) as caught:
-        read_trace(file)
-    assert str(caught.value) == f"line 2 of the trace {file}: {said}"
+    assert_refused(tmp_path / "trace.jsonl", f"{json.dumps(OBJECT)}\n", line, said)
 
 
 def test_requests_at_one_instant_have_no_rate(tmp_path):

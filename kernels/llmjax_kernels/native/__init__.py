@@ -91,10 +91,8 @@ def _problem() -> str | None:
     try:
         library()
     except OSError as error:
-        built = _LIBRARY.exists()
-        what = (
-            str(error) if built else "it was not built when llmjax was installed (no C++ compiler?)"
-        )
+        absent = "it was not built when llmjax was installed (no C++ compiler?)"
+        what = str(error) if _LIBRARY.exists() else absent
         log.warning(
             "the native CPU kernels cannot be used: %s; XLA serves in their place, several times "
             "slower, with weights expanded to float32",

@@ -46,14 +46,11 @@ class QKNorm(NamedTuple):
 
 
 def shape_obstacle(head_dim: int, page_size: int) -> str | None:
-    """Why attention of this shape has no native kernel; None: it has one, for all of `KV_TYPES`."""
-    for name, size, most in (
-        ("head_dim", head_dim, MOST_HEAD_DIM),
-        ("block_size", page_size, None),
-    ):
-        if size % LANES or (most and size > most):
-            to = f" up to {most}" if most else ""
-            return f"{name} is {size}, and they take multiples of {LANES}{to}"
+    """Why attention of this shape has no native kernel; None: it has, for all of `KV_TYPES`."""
+    if head_dim % LANES or head_dim > MOST_HEAD_DIM:
+        return f"head_dim is {head_dim}, and they take multiples of {LANES} up to {MOST_HEAD_DIM}"
+    if page_size % LANES:
+        return f"block_size is {page_size}, and they take multiples of {LANES}"
     return None
 
 
