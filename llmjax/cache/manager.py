@@ -105,20 +105,26 @@ class KVCache:
         seq = Sequence(request, 0, 0, request.prompt_token_ids)
         return self._matcher.match(root, seq).num_tokens
 
-    def needed(self, seq: Sequence, match: Match) -> int:
-        """Available pages that admission takes."""
-        return self._matcher.needed(seq, match)
+    def needed(self, seq: Sequence, match: Match, end: int | None = None) -> int:
+        """Available pages that admission takes, with pages for the tokens before `end`."""
+        return self._matcher.needed(seq, match, end)
+
+    def missing(self, seq: Sequence) -> int:
+        """Pages that a sequence which began early lacks to be as one admitted whole."""
+        blocks = self.layout.num_blocks(self.layout.whole(len(seq.tokens)))
+        groups = zip(self.layout.windows, seq.block_tables, strict=True)
+        return sum(max(0, blocks - len(table)) for window, table in groups if window is None)
 
     # A sequence's way
 
-    def admit(self, seq: Sequence, match: Match) -> bool:
-        """Gives a sequence the pages of all its tokens; of a window, those it starts with;
-        of what will be evicted, those it holds before.
+    def admit(self, seq: Sequence, match: Match, end: int | None = None) -> bool:
+        """Gives a sequence the pages of its tokens before `end`, by default all; of a window,
+        those it starts with; of what will be evicted, those it holds before.
 
         `seq.num_computed` becomes what is there already. False, and nothing taken, where
         there are not enough pages.
         """
-        if self.needed(seq, match) > self.num_available:
+        if self.needed(seq, match, end) > self.num_available:
             return False
         layout, store, start = self.layout, self.store, match.num_tokens
         self.unwant(seq)
@@ -141,8 +147,9 @@ class KVCache:
             self._tell_recomputed(seq, way.end, start)
         self._remember_prompt(seq, way)
         for group, window in enumerate(layout.windows):
-            end = layout.whole(len(seq.tokens)) if window is None else start + 1
-            self._lengthen(seq, way, group, layout.num_blocks(end))
+            known = layout.whole(len(seq.tokens) if end is None else end)
+            until = known if window is None else start + 1
+            self._lengthen(seq, way, group, layout.num_blocks(until))
         for entry, table in zip(source, seq.block_tables, strict=False):
             store.copy(entry, table[start // layout.block_size])
             store.drop(entry)
@@ -153,6 +160,17 @@ class KVCache:
             seq.num_cached_tokens = max(0, start - seq.num_brought)
             self.stats.queried += len(seq.tokens)
             self.stats.hit += seq.num_cached_tokens
+        return True
+
+    def complete(self, seq: Sequence) -> bool:
+        """Gives a sequence that began early what it is missing. False, and nothing taken, where
+        there are not enough pages."""
+        if self.missing(seq) > self.num_available:
+            return False
+        blocks = self.layout.num_blocks(self.layout.whole(len(seq.tokens)))
+        for group, window in enumerate(self.layout.windows):
+            if window is None:
+                self._lengthen(seq, self.ways[seq], group, blocks)
         return True
 
     def extend(self, seq: Sequence, start: int, end: int) -> bool:

@@ -94,9 +94,9 @@ class Matcher:
                 best, most = child, count
         return best, most if best else 0, None
 
-    def needed(self, seq: Sequence, match: Match) -> int:
-        """Available pages that admission takes."""
-        layout, count = self.layout, len(seq.tokens)
+    def needed(self, seq: Sequence, match: Match, end: int | None = None) -> int:
+        """Available pages that admission takes, with pages for the tokens before `end`."""
+        layout, count = self.layout, len(seq.tokens) if end is None else end
         blocks, pages = len(match.nodes), 0
         for group, window in enumerate(layout.windows):
             if window is None:

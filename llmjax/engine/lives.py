@@ -10,7 +10,7 @@ from ..cache.manager import KVCache
 from ..config import SchedulerConfig
 from ..errors import InvalidRequestError, LlmjaxError, QueueFullError
 from ..request import FinishReason, Sequence, SequenceDelta, Status, longest
-from .admission import Admission
+from .admission import Admission, Candidate
 from .deadlines import Deadlines, QueuePace, late, retry_after
 from .plan import Plan
 from .waiting import WaitingQueue
@@ -159,9 +159,10 @@ class Lives:
             deltas.append(delta)
         return deltas
 
-    def begin(self, seq: Sequence, fits: Callable[[int], bool]) -> bool:
+    def begin(self, at: Candidate, fits: Callable[[int], bool]) -> bool:
         """Lets a waiting sequence run, where it still can; see `Admission.admit`."""
-        if seq.in_flight or not self.admission.admit(seq, fits):
+        seq = at.seq
+        if seq.in_flight or not self.admission.admit(at, fits):
             return False
         seq.status = Status.RUNNING
         if not seq.num_preemptions and not seq.index:
@@ -234,6 +235,7 @@ class Lives:
         rows = Counter(chunk.seq for plan in in_flight for chunk in plan.chunks)
         live = [seq for choices in self._requests.values() for seq in choices.values()]
         size, forecast = self.cache.layout.block_size, self.admission.forecast
+        early = {self.admission.early.seq} if self.admission.early is not None else set()
         accounts = {
             "held": not any(s.is_held for s in holders),
             "slots": sorted(slots) == list(range(self.config.max_num_seqs)),
@@ -242,7 +244,8 @@ class Lives:
             "positions": all(
                 s.num_computed <= min(map(len, s.block_tables)) * size for s in running
             ),
-            "forecast": forecast is None or forecast.sequences == set(running),
+            "forecast": forecast is None or forecast.sequences == set(running) - early,
+            "early": early <= set(running),
             "deadlines": all(i in self._requests for i in self._deadlines),
             "live sequences": set(live) == {*running, *waiting} == set(self.max_len),
             "waiting requests": self.waiting.num_requests == len({s.request.id for s in waiting}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..cache.manager import KVCache
 from ..config import SchedulerConfig
 from ..request import Sequence
@@ -22,8 +24,15 @@ class Room:
         self.num_promised = 0
 
     def make_way(self) -> None:
-        """Begins a step: preempts what a waiting sequence needs that ranks before who runs."""
+        """Begins a step: preempts what a waiting sequence needs that ranks before who runs, and
+        admits what began early where there is room for it."""
         self.num_promised = 0
+        self._preempt_for_head()
+        early = self._lives.admission.review(self._lives.running)
+        if early is not None and self._take(early, lambda: self._cache.complete(early)):
+            self._lives.admission.confirm()
+
+    def _preempt_for_head(self) -> None:
         if self._policy == "lpm" or not len(self._lives.waiting):
             return
         head = next(self._lives.waiting.in_order(lambda _: 0), None)
@@ -50,7 +59,10 @@ class Room:
 
     def extend(self, seq: Sequence, start: int, count: int) -> bool:
         """Pages for the next positions, at the cost of others; False: not in this step."""
-        while not self._cache.extend(seq, start, start + count):
+        return self._take(seq, lambda: self._cache.extend(seq, start, start + count))
+
+    def _take(self, seq: Sequence, take: Callable[[], bool]) -> bool:
+        while not take():
             if self._lives.pages_coming > self.num_promised:
                 self.num_promised += 1
                 return False
@@ -61,7 +73,11 @@ class Room:
         return True
 
     def _victim(self, seq: Sequence) -> Sequence:
-        """Who makes room for `seq`: of the least priority, then what loses least; or itself."""
+        """Who makes room for `seq`: what began early, and is not admitted; then of the least
+        priority, and of these what loses least; or itself."""
+        early = self._lives.admission.early
+        if early is not None and early.seq is not seq:
+            return early.seq
         rank = self._lives.waiting.rank
         later = [s for s in self._lives.running if rank(s) >= rank(seq)]
         least = max(rank(s)[0] for s in later)

@@ -8,10 +8,11 @@ The rules:
 
 - Each step takes all running decodes, then prompts under way, then waiting ones in the order
   of the policy. A waiting sequence is admitted with pages for all of its tokens (of a window,
-  for those it starts with), so that hardly anything but decodes ever asks for more. What the
-  cache remembers of them is not computed again; one whose beginning another sequence is about
-  to compute waits for that. One that is held (`Sequence.is_held`) is as if it had not come. A
-  chunk ends where a long sequence forgets (`cache/eviction.py`).
+  for those it starts with), so that hardly anything but decodes ever asks for more; the first
+  that there is no room for begins early (`admission.py`). What the cache remembers of them is
+  not computed again; one whose beginning another sequence is about to compute waits for that.
+  One that is held (`Sequence.is_held`) is as if it had not come. A chunk ends where a long
+  sequence forgets (`cache/eviction.py`).
 - Where a model has several stages each step takes a part of the decodes, none of which is in a
   step in flight: as many parts are under way as there are stages, so that all have work.
 - On page shortage a running sequence of the least priority goes back to the waiting ones: none
@@ -38,6 +39,7 @@ from ..cache.manager import KVCache
 from ..config import SchedulerConfig
 from ..errors import LlmjaxError, StructuredOutputError
 from ..request import Sequence, SequenceDelta, Status, TokenLogprobs
+from .admission import Candidate
 from .buckets import Buckets, Piece
 from .growth import Growth
 from .lives import Lives
@@ -213,7 +215,8 @@ class Scheduler:
                 continue  # preempted just now for one that ranks before it
             known, start = seq.num_tokens, seq.num_computed
             is_behind = known - start > 1
-            if known == seq.prompt_len or (is_behind and not (one_by_one and _has_jumped(seq))):
+            is_prompt = known == seq.prompt_len or self.lives.admission.end_of(seq) < known
+            if is_prompt or (is_behind and not (one_by_one and _has_jumped(seq))):
                 prefilling.append(seq)
             elif known < self.lives.max_len[seq]:
                 is_decoding = True
@@ -256,50 +259,53 @@ class Scheduler:
         limit = config.max_num_batched_tokens - num_decodes
         if is_decoding and config.enable_chunked_prefill:
             limit = min(limit, self.pace.limit(num_decodes))
-        under_way = [(seq, seq.num_computed) for seq in prefilling]
+        admission = self.lives.admission
+        under_way = [Candidate(s, s.num_computed, admission.end_of(s)) for s in prefilling]
+        under_way = [at for at in under_way if at.start < at.end]
         seats = min(self.buckets.max_seqs - len(self.lives.running), len(self.lives.free_slots))
-        waiting = self.lives.admission.candidates(self.lives.running, seats)
+        waiting = admission.candidates(self.lives.running, seats)
         # What never ran comes in the order of the policy, behind the rest of its priority.
-        in_order = merge(under_way, waiting, key=lambda at: self.lives.waiting.rank(at[0])[:2])
-        sequences: list[Sequence] = []
+        in_order = merge(under_way, waiting, key=lambda at: self.lives.waiting.rank(at.seq)[:2])
+        candidates: list[Candidate] = []
         pieces: list[Piece] = []
         wanted = 0
-        for seq, start in in_order:
+        for at in in_order:
             if wanted >= limit:
                 break
-            sequences.append(seq)
-            pieces.append(self._piece(seq, start))
+            candidates.append(at)
+            pieces.append(self._piece(at))
             wanted += pieces[-1].tokens
         chunks: list[Chunk] = []
         counts = self.buckets.fill(num_decodes, pieces, limit)
-        for seq, piece, count in zip(sequences, pieces, counts, strict=False):
-            if seq.status is Status.WAITING and not self._begin(seq, piece):
+        for at, piece, count in zip(candidates, pieces, counts, strict=False):
+            seq = at.seq
+            if seq.status is Status.WAITING and not self._begin(at, piece):
                 break
             start = seq.num_computed
-            count = min(count, self._run_end(seq, start) - start)
+            count = min(count, self._run_end(at._replace(start=start)) - start)
             if seq.status is Status.RUNNING and self._room.extend(seq, start, count):
                 samples = int(start + count == seq.num_tokens)
                 chunks.append(Chunk(seq, start, count, samples, seq.num_dropped))
         return chunks
 
-    def _piece(self, seq: Sequence, start: int) -> Piece:
-        remaining = self._run_end(seq, start) - start
+    def _piece(self, at: Candidate) -> Piece:
+        remaining = self._run_end(at) - at.start
         if self.config.enable_chunked_prefill:
             return Piece(min(remaining, self.config.prefill_chunk_size), whole=False)
         # What is recomputed may have outgrown the largest step, which its prompt did not.
-        return Piece(remaining, whole=not seq.output_len)
+        return Piece(remaining, whole=not at.seq.output_len)
 
-    def _begin(self, seq: Sequence, piece: Piece) -> bool:
+    def _begin(self, at: Candidate, piece: Piece) -> bool:
         """Lets a sequence run, if this step still holds what is to be computed of it."""
 
         def fits(start: int) -> bool:
-            return not piece.whole or self._piece(seq, start) == piece
+            return not piece.whole or self._piece(at._replace(start=start)) == piece
 
-        return self.lives.begin(seq, fits)
+        return self.lives.begin(at, fits)
 
-    def _run_end(self, seq: Sequence, start: int) -> int:
-        """Where a chunk from `start` on must end: with the tokens, or as others are evicted."""
-        return self.cache.layout.run_end(start, seq.num_tokens)
+    def _run_end(self, at: Candidate) -> int:
+        """Where a chunk must end: with the tokens there is room for, or as others are evicted."""
+        return self.cache.layout.run_end(at.start, at.end)
 
     # Results of a step
 

@@ -236,6 +236,8 @@ class Replica:
         scheduler, cache = self.scheduler, self.cache
         if not scheduler.num_waiting:
             return "none"
+        if scheduler.lives.admission.early is not None:
+            return "pages"
         # Those that have ended keep their seats until no step in flight includes them.
         if len(cache.ways) >= scheduler.config.max_num_seqs:
             return "sequences"

@@ -399,6 +399,7 @@ class Harness:
         preemptions = oldest.num_preemptions if oldest else 0
         pending = {seq for seq in decodes if seq.num_pending}
         before = scheduler.num_preemptions
+        early = scheduler.lives.admission.early
         plan = scheduler.schedule()
         scheduler.check_balance()
         rows = {chunk.seq for chunk in plan.chunks} if plan else set()
@@ -430,6 +431,7 @@ class Harness:
             known = all(c.start + c.count <= len(c.seq.tokens) for c in plan.chunks)
             assert known, "a stage needs a token that another is to sample"
         self._check(plan, decodes)
+        self._check_early(plan, early)
         # Who had a place and then no page left padding behind.
         if scheduler.num_preemptions == before and not scheduler._room.num_promised:
             self._check_padding(plan, decodes)
@@ -441,6 +443,7 @@ class Harness:
         key = (seq.request.id, seq.index)
         known = seq.num_tokens
         alive = seq.prompt_len < known < self.max_len[key]
+        alive &= self.scheduler.lives.admission.end_of(seq) == known
         return alive and known - seq.num_computed == 1
 
     def _check(self, plan, decodes) -> None:
@@ -471,6 +474,18 @@ class Harness:
         assert set(plan.admitted) <= set(prompts)
         assert all(c.start == 0 for c in plan.admitted if not self.can_hit(c.seq))
 
+    def _check_early(self, plan, before) -> None:
+        """What began early is not computed to its end, and holds up nobody but those behind it."""
+        early = self.scheduler.lives.admission.early
+        if early is None:
+            return
+        assert self.config.enable_chunked_prefill
+        assert not any(c.samples for c in plan.chunks if c.seq is early.seq)
+        assert early.seq.num_computed <= early.end < len(early.seq.tokens)
+        admitted = [chunk.seq for chunk in plan.admitted]
+        if before is not None and before.seq is early.seq and early.seq not in admitted:
+            assert not admitted, "one that there is no room for was overtaken"
+
     def max_len_of(self, seq) -> int:
         return self.max_len[seq.request.id, seq.index]
 
@@ -498,12 +513,14 @@ class Harness:
         for chunk in prompts:
             if chunk in plan.admitted and self.can_hit(chunk.seq):
                 continue  # others admitted with it may have taken what it would have copied
-            end = chunk.seq.num_tokens - chunk.samples
+            end = min(
+                chunk.seq.num_tokens - chunk.samples, scheduler.lives.admission.end_of(chunk.seq)
+            )
             left = self.cache.layout.run_end(chunk.start, end) - chunk.seq.num_computed
             assert not left or chunk.count == config.prefill_chunk_size, "padding beside a prompt"
         chunked = {chunk.seq for chunk in plan.chunks}
         starting = [s for s in scheduler.lives.running if not s.in_flight and s not in chunked]
-        starting = [s for s in starting if s.num_computed < len(s.tokens)]
+        starting = [s for s in starting if s.num_computed < scheduler.lives.admission.end_of(s)]
         most = dict(self.buckets._ready.edges).get(plan.bucket.tokens, 0)
         is_plain = (
             config.forecast_margin is None
@@ -518,7 +535,7 @@ class Harness:
         assert not starting or len(plan.chunks) == most, "padding beside a running prompt"
         waiting = [seq for seq in scheduler.lives.waiting if not seq.is_held]
         head = min(waiting, key=scheduler.lives.waiting.rank, default=None)
-        if head and self.can_hit(head):
+        if scheduler.lives.admission.early or (head and self.can_hit(head)):
             return
         if head and not head.in_flight and len(plan.chunks) < most:
             needed = self.cache.needed(head, self.cache.match(head))

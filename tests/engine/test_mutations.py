@@ -11,6 +11,7 @@ from llmjax.cache.host_pool import MoveCosts
 from llmjax.cache.layout import KVLayout
 from llmjax.cache.manager import KVCache
 from llmjax.cache.page_store import Condense, Copy, Load, PageStore, Save
+from llmjax.engine.admission import Admission
 from llmjax.engine.lives import Lives
 from llmjax.engine.room import Room
 from llmjax.engine.scheduler import Scheduler
@@ -111,6 +112,10 @@ def leave_one_out(decode_chunks):
     return mutated
 
 
+def to_its_end(end_of):
+    return lambda admission, seq: seq.num_tokens
+
+
 def lose_a_token(preempt):
     def mutated(lives, seq):
         preempt(lives, seq)
@@ -161,6 +166,7 @@ MUTATIONS = {
     "the first in rank makes room": (Room, "_victim", first_of_all),
     "nobody makes room": (Room, "extend", at_nobodys_cost),
     "a decode is passed over": (Scheduler, "_decode_chunks", leave_one_out),
+    "what began early is computed to its end": (Admission, "end_of", to_its_end),
     "who is preempted loses a token": (Lives, "preempt", lose_a_token),
 }
 """Owner, method, and what makes another method of it."""

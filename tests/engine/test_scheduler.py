@@ -577,7 +577,7 @@ def test_what_is_forced_takes_no_larger_program_than_it_is_worth(crowd):
 def test_what_was_computed_before_a_preemption_does_not_come_back_token_by_token():
     buckets = CompileConfig(token_buckets=(64,), seq_buckets=(8,))
     config = SchedulerConfig(max_num_seqs=8, prefill_chunk_size=8)
-    h = Harness(config, compile_config=buckets, depth=1)
+    h = Harness(config, compile_config=buckets, num_blocks=96, depth=1)
     for _ in range(7):
         h.add([3], max_tokens=30, ignore_eos=True)
     (seq,) = h.add([3, 4, 6], max_tokens=30, ignore_eos=True)
