@@ -12,10 +12,6 @@ from ..request import FinishReason, Sequence
 from .forecast import Forecast, Load, may_stop
 from .waiting import WaitingQueue
 
-EARLY_MARGIN = 1.25
-"""Standard deviations of what others will need that are not taken early; with fewer more of what
-was begun early has to make way again."""
-
 
 class Candidate(NamedTuple):
     """A prompt that may be computed now.
@@ -216,8 +212,7 @@ class _Room:
         if self._admission.forecast is None:
             return self._free - self._seated  # each may need one before anything comes back
         self._count(list(self._uncounted))
-        margin = min(self._admission.margin, EARLY_MARGIN)
-        expected = math.ceil(self._load.most(margin)) + held
+        expected = math.ceil(self._load.most(self._admission.margin)) + held
         return min(self._free, self._admission.cache.pool.num_blocks - expected)
 
     def _count(self, sequences: list[Sequence]) -> None:

@@ -74,17 +74,22 @@ class Lengths:
 
 @dataclass(slots=True)
 class Load:
-    """Pages at each of `MOMENTS`, until the next of them: mean and variance."""
+    """Pages at each of `MOMENTS`, until the next of them: mean, variance, and the most, those
+    where no output has ended."""
 
     mean: np.ndarray | float = 0.0
     variance: np.ndarray | float = 0.0
+    limit: np.ndarray | float = 0.0
 
     def __add__(self, other: Load) -> Load:
-        return Load(self.mean + other.mean, self.variance + other.variance)
+        return Load(
+            self.mean + other.mean, self.variance + other.variance, self.limit + other.limit
+        )
 
     def most(self, margin: float) -> float:
         """Pages at the worst moment, so many standard deviations above the mean."""
-        return float(np.max(self.mean + margin * np.sqrt(self.variance)))
+        expected = self.mean + margin * np.sqrt(self.variance)
+        return float(np.max(np.minimum(expected, self.limit)))
 
 
 class Forecast:
@@ -136,10 +141,12 @@ class Forecast:
             return Load()
         fixed, tokens, left, output, least = np.array(rows, float).T[:, :, None]
         now, later = np.maximum(output, least), np.maximum(output + MOMENTS, least)
-        alive = self.lengths.survival(now, later) * (left > MOMENTS)
+        may_go_on = left > MOMENTS
+        alive = self.lengths.survival(now, later) * may_go_on
         until = np.append(MOMENTS[1:], 2 * MOMENTS[-1])
         blocks = np.ceil((tokens + np.minimum(until, left)) / self._layout.block_size)
         if self._layout.most_blocks is not None:
             blocks = np.minimum(blocks, self._layout.most_blocks)
         pages = fixed + self._growing * blocks
-        return Load((alive * pages).sum(0), (alive * (1 - alive) * pages**2).sum(0))
+        variance = (alive * (1 - alive) * pages**2).sum(0)
+        return Load((alive * pages).sum(0), variance, (may_go_on * pages).sum(0))

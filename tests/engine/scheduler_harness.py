@@ -408,6 +408,8 @@ class Harness:
             if self.stages > 1:
                 part = -(-len(decodes) // self.stages)
                 excused |= seq in pending or len(rows.intersection(decodes)) >= part
+                # Parts are of those that are left when others have made way.
+                excused |= scheduler.num_preemptions > before
             assert seq in rows or excused, "a decode was left out"
         if was_idle and self.config.enable_chunked_prefill and self.buckets.max_seqs:
             # It may take another step to make way for one of higher priority, or one that was
@@ -430,6 +432,13 @@ class Harness:
         if self.stages > 1:
             known = all(c.start + c.count <= len(c.seq.tokens) for c in plan.chunks)
             assert known, "a stage needs a token that another is to sample"
+        # What began early and had one token of its output left is a decode from its admission on.
+        decodes += [
+            chunk.seq
+            for chunk in plan.chunks
+            if early and chunk.seq is early.seq and chunk.start >= chunk.seq.prompt_len
+            if chunk.samples and chunk.count == 1
+        ]
         self._check(plan, decodes)
         self._check_early(plan, early)
         # Who had a place and then no page left padding behind.
