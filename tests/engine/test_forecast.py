@@ -12,7 +12,7 @@ from llmjax.cache.layout import KVLayout
 from llmjax.cache.manager import KVCache
 from llmjax.config import CompileConfig, SchedulerConfig
 from llmjax.engine.buckets import Buckets
-from llmjax.engine.forecast import Lengths
+from llmjax.engine.forecast import Forecast, Lengths
 from llmjax.engine.scheduler import Scheduler
 from llmjax.request import Request, SamplingParams, Sequence
 
@@ -115,3 +115,15 @@ def test_what_outputs_are_like_is_learnt():
     assert chance(0, 300) == pytest.approx(0.5, abs=0.07)
     assert chance(300, 700) > 0.95
     assert chance(0, 2000) < 0.02
+
+
+def test_no_more_is_expected_than_there_would_be_if_no_output_ended():
+    """Whether one of long prompts goes on makes a large deviation, but no more pages."""
+    forecast, max_len = Forecast(KVLayout(16)), {}
+    for i in range(20):
+        request = Request(str(i), [1] * 1000, SamplingParams(max_tokens=100), frozenset({EOS}))
+        seq = Sequence(request, 0, 0, [1] * 1000)
+        forecast.begin(seq, 63)
+        max_len[seq] = 1100
+    load = forecast.load(max_len, max_len)
+    assert load.most(0.0) < load.most(1.5) <= load.most(1000.0) == 20 * 69
