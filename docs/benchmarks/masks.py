@@ -15,7 +15,7 @@ from statistics import median
 from llmjax import LLM, SamplingParams, StructuredOutputs
 from llmjax.bench.throughput import random_prompts
 
-MODEL, STREAMS, PROMPT_LEN, ROUNDS = "smollm2-135m-instruct", 32, 16, 5
+MODEL, STREAMS, PROMPT_LEN, ROUNDS = "smollm2-135m-instruct", 32, 16, 15
 HEAD_START, STEPS = 8, 64
 """Tokens that do not count, and those that do."""
 STRING = {"type": "string", "minLength": 40}

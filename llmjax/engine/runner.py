@@ -232,7 +232,10 @@ class Runner:
         ]
         masks = np.zeros((len(found), self._mask_words), np.int32)
         if found:
-            fill_masks(masks, [(i, constraint) for i, (_, constraint) in enumerate(found)])
+            # On a CPU the step that runs meanwhile has all processors.
+            share_out = jax.default_backend() != "cpu"
+            rows = [(i, constraint) for i, (_, constraint) in enumerate(found)]
+            fill_masks(masks, rows, share_out=share_out)
         return SampleOrder([row for row, _ in found], masks)
 
     def stop(self, reason: str = "") -> None:
