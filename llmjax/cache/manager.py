@@ -110,10 +110,12 @@ class KVCache:
         return self._matcher.needed(seq, match, end)
 
     def missing(self, seq: Sequence) -> int:
-        """Pages that a sequence which began early lacks to be as one admitted whole."""
-        blocks = self.layout.num_blocks(self.layout.whole(len(seq.tokens)))
-        groups = zip(self.layout.windows, seq.block_tables, strict=True)
-        return sum(max(0, blocks - len(table)) for window, table in groups if window is None)
+        """Available pages that a sequence which was admitted with pages for a part of its tokens
+        lacks for the others, as `needed` counts them."""
+        return sum(
+            self._matcher.more(group, len(seq.tokens), len(table))
+            for group, table in enumerate(seq.block_tables)
+        )
 
     # A sequence's way
 
@@ -146,9 +148,9 @@ class KVCache:
         if store.on_decision is not None:
             self._tell_recomputed(seq, way.end, start)
         self._remember_prompt(seq, way)
+        whole = layout.whole(len(seq.tokens) if end is None else end)
         for group, window in enumerate(layout.windows):
-            known = layout.whole(len(seq.tokens) if end is None else end)
-            until = known if window is None else start + 1
+            until = whole if window is None else start + 1
             self._lengthen(seq, way, group, layout.num_blocks(until))
         for entry, table in zip(source, seq.block_tables, strict=False):
             store.copy(entry, table[start // layout.block_size])
@@ -163,8 +165,8 @@ class KVCache:
         return True
 
     def complete(self, seq: Sequence) -> bool:
-        """Gives a sequence that began early what it is missing. False, and nothing taken, where
-        there are not enough pages."""
+        """Gives a sequence the pages that it is `missing`; of a window it takes them as it goes
+        on. False, and nothing taken, where there are not enough pages."""
         if self.missing(seq) > self.num_available:
             return False
         blocks = self.layout.num_blocks(self.layout.whole(len(seq.tokens)))

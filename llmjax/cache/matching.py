@@ -96,17 +96,21 @@ class Matcher:
 
     def needed(self, seq: Sequence, match: Match, end: int | None = None) -> int:
         """Available pages that admission takes, with pages for the tokens before `end`."""
-        layout, count = self.layout, len(seq.tokens) if end is None else end
-        blocks, pages = len(match.nodes), 0
-        for group, window in enumerate(layout.windows):
-            if window is None:
-                more = layout.num_blocks(layout.whole(count)) - blocks
-            else:
-                more = min(layout.num_blocks(count) - blocks, layout.num_blocks(self.chunk) + 1)
-            first = layout.first_block(group, match.num_tokens)
+        count, pages = len(seq.tokens) if end is None else end, 0
+        for group in range(self.layout.num_groups):
+            first = self.layout.first_block(group, match.num_tokens)
             entries = (node.entries[group] for node in match.nodes[first:])
-            pages += more + sum(not entry.refs for entry in entries)
+            pages += self.more(group, count, len(match.nodes))
+            pages += sum(not entry.refs for entry in entries)
         return pages
+
+    def more(self, group: int, num_tokens: int, blocks: int) -> int:
+        """Pages of a group that one of so many tokens takes beside the first `blocks`."""
+        layout = self.layout
+        if layout.windows[group] is None:
+            return max(0, layout.num_blocks(layout.whole(num_tokens)) - blocks)
+        more = max(0, layout.num_blocks(num_tokens) - blocks)
+        return min(more, layout.num_blocks(self.chunk) + 1)
 
 
 def _reusable(seq: Sequence) -> int:

@@ -35,12 +35,12 @@ class Admission:
     room for. One whose beginning a sequence that ranks before it is about to compute waits for
     that, and others pass it by.
 
-    The first that there is no room for begins early: it is computed as far as what the others
-    are not expected to need, but for its last token. It is admitted once all of it fits, and
-    the first to make way until then, as what it loses is least.
+    The first that there is no room for begins early: it is computed on pages that the others are
+    not expected to need, but for its last token. It still waits to be admitted, is in nobody's
+    way while it does, and of its priority the first to make way, as what it loses is least.
 
     Attributes:
-        early: what runs and is not yet admitted, if anything, and how far it may go.
+        early: what runs and is not admitted, if anything.
     """
 
     def __init__(
@@ -55,18 +55,21 @@ class Admission:
         self.max_len = max_len
         self.margin = config.forecast_margin or 0.0
         self.forecast = Forecast(cache.layout) if config.forecast_margin is not None else None
-        self.early: Candidate | None = None
-        self._least_early = config.prefill_chunk_size // 4 if config.enable_chunked_prefill else 0
+        self.early: Sequence | None = None
+        self._early_end = 0
+        # A smaller piece is not worth a step with a prompt in it. Prompts that go whole cannot.
+        self._least = -(-config.prefill_chunk_size // 4) if config.enable_chunked_prefill else None
 
     def candidates(self, running: Collection[Sequence], seats: int) -> Iterator[Candidate]:
-        """The waiting sequences that could begin now, in order.
+        """The waiting sequences that could begin now, in order; the last may do so early.
 
         Args:
             running: what runs already.
             seats: how many more may.
         """
-        if seats <= 0 or not len(self.waiting) or self.early is not None:
+        if seats <= 0 or not len(self.waiting):
             return
+        rank, early = self.waiting.rank, self.early
         matches: dict[Sequence, Match] = {}
 
         def match(seq: Sequence) -> Match:
@@ -74,28 +77,29 @@ class Admission:
                 matches[seq] = self.cache.match(seq)
             return matches[seq]
 
-        room = _Room(self, running)
+        room = _Budget(self, running)
         for seq in self.waiting.in_order(lambda seq: match(seq).num_tokens):
-            if seq.in_flight or not seats:
+            if seq.in_flight or not seats or (early is not None and rank(early) < rank(seq)):
                 return
             if self.waits(seq, match(seq)):
                 continue
             start = match(seq).num_tokens
             if not room.takes(seq, self.cache.needed(seq, match(seq))):
                 spare = room.spare() - self.cache.needed(seq, match(seq), start)
-                end = self._early_end(seq, start, self.cache.layout.num_blocks(start), spare)
-                if end > start:
+                end = self._far(seq, start, start // self.cache.layout.block_size, spare)
+                if early is None and end > start:
                     yield Candidate(seq, start, end)
                 return
             yield Candidate(seq, start, len(seq.tokens))
             seats -= 1
 
     def admit(self, at: Candidate, fits: Callable[[int], bool]) -> bool:
-        """Gives a sequence its pages and takes it out of the queue.
+        """Gives a sequence the pages before `at.end` and takes it out of the queue.
 
         Those admitted before it in this step may have taken what it needs: then False.
 
         Args:
+            at: of `candidates`; where it begins may have changed since.
             fits: whether the step holds it if it begins at this position.
         """
         seq, match = at.seq, self.cache.match(at.seq)
@@ -105,44 +109,44 @@ class Admission:
         if not self.cache.admit(seq, match, at.end):
             return False
         if at.end < len(seq.tokens):
-            self.early = at
+            self.early, self._early_end = seq, at.end
         elif self.forecast is not None:
             self.forecast.begin(seq, needed)
         self.waiting.begin(seq, match.num_tokens)
         return True
 
     def review(self, running: Collection[Sequence]) -> Sequence | None:
-        """Finds anew how far the early one may go; gives it where all of it has a place now."""
-        if self.early is None:
+        """Admits what began early, where there is room for all of it, and returns it then; else
+        finds anew how far it may go."""
+        seq, cache = self.early, self.cache
+        if seq is None:
             return None
-        seq, cache = self.early.seq, self.cache
-        room = _Room(self, [other for other in running if other is not seq])
-        held, missing = cache.num_held(seq), cache.missing(seq)
+        room, held, missing = _Budget(self, running), cache.num_held(seq), cache.missing(seq)
+        head, rank = next(self.waiting.in_order(lambda _: 0), None), self.waiting.rank
+        is_next = head is None or rank(seq) < rank(head)
+        if is_next and room.takes(seq, missing, held) and cache.complete(seq):
+            self.early = None
+            if self.forecast is not None:
+                self.forecast.begin(seq, held + missing)
+            return seq
         blocks = max(map(len, seq.block_tables))
-        end = self._early_end(seq, seq.num_computed, blocks, room.spare(held))
-        self.early = Candidate(seq, seq.num_computed, end)
-        return seq if room.goes_first(seq) or room.takes(seq, missing, held) else None
+        self._early_end = self._far(seq, seq.num_computed, blocks, room.spare(held))
+        return None
 
-    def _early_end(self, seq: Sequence, start: int, blocks: int, spare: int) -> int:
+    def _far(self, seq: Sequence, start: int, blocks: int, spare: int) -> int:
         """How far one is computed early that has `blocks` pages of a group and may have `spare`
         more; `start`: not at all."""
-        layout = self.cache.layout
-        size = layout.block_size
+        layout, size = self.cache.layout, self.cache.layout.block_size
         last = min(layout.whole(len(seq.tokens)), len(seq.tokens) - 1) // size * size
-        end = min(last, (blocks + spare // layout.num_groups) * size)
-        least = min(self._least_early, last - start)
-        return end if 0 < least <= end - start else start
+        held = max(start, min(last, blocks * size))
+        end = min(last, (blocks + max(0, spare) // layout.num_groups) * size)
+        if self._least is None or end - start < min(self._least, last - start):
+            return held
+        return max(held, end)
 
     def end_of(self, seq: Sequence) -> int:
         """How far a running prompt may be computed."""
-        return self.early.end if self.early and self.early.seq is seq else seq.num_tokens
-
-    def confirm(self) -> None:
-        """The early one has got the pages of all its tokens."""
-        assert self.early is not None
-        seq, self.early = self.early.seq, None
-        if self.forecast is not None:
-            self.forecast.begin(seq, self.cache.num_held(seq))
+        return self._early_end if seq is self.early else seq.num_tokens
 
     def grown(self, seq: Sequence) -> None:
         """It has one more token and goes on."""
@@ -151,7 +155,7 @@ class Admission:
 
     def left(self, seq: Sequence) -> None:
         """It runs no more: it was preempted, or has ended."""
-        if self.early and self.early.seq is seq:
+        if seq is self.early:
             self.early = None
         if self.forecast is None:
             return
@@ -165,22 +169,20 @@ class Admission:
         return match.owner is not None and rank(match.owner) < rank(seq)
 
 
-class _Room:
-    """Pages for more sequences beside those that run.
+class _Budget:
+    """Pages for more sequences beside those that are admitted.
 
     Args:
-        running: those that are admitted.
+        running: what runs; the early one is not counted.
     """
 
     def __init__(self, admission: Admission, running: Collection[Sequence]):
-        self._admission = admission
+        self._admission, self._forecast = admission, admission.forecast
         self._rank = admission.waiting.rank
-        self._first = min(map(self._rank, running), default=None)
-        self._free, self._seated = admission.cache.num_available, len(running)
-        self._load, self._uncounted = Load(), list(running)
-
-    def goes_first(self, seq: Sequence) -> bool:
-        return self._first is None or self._rank(seq) < self._first
+        admitted = [seq for seq in running if seq is not admission.early]
+        self._first = min(map(self._rank, admitted), default=None)
+        self._free, self._seated = admission.cache.num_available, len(admitted)
+        self._load, self._uncounted = Load(), admitted
 
     def takes(self, seq: Sequence, missing: int, held: int = 0) -> bool:
         """Whether there is room for one of those waiting, in their order; it is counted then.
@@ -189,37 +191,45 @@ class _Room:
             missing: available pages that it takes.
             held: those it has already and nobody else.
         """
-        forecast, rank = self._admission.forecast, self._rank(seq)
         if missing > self._free:
             return False
-        if forecast is not None:
-            self._count([s for s in self._uncounted if self._rank(s)[0] <= rank[0]])
-            own = forecast.load_of(seq, missing + held, self._admission.max_len[seq])
-            if not self.goes_first(seq) and not self._holds(self._load + own):
+        rank = self._rank(seq)
+        if self._forecast is not None:
+            self._count(rank[0])
+            load = self._load + self._forecast.load_of(
+                seq, missing + held, self._admission.max_len[seq]
+            )
+            goes_first = self._first is None or rank < self._first
+            if not goes_first and load.most(self._admission.margin) > self._num_pages:
                 return False
-            self._load += own
+            self._load = load
         self._free -= missing
         self._seated += 1
         self._first = self._first or rank
         return True
 
     def spare(self, held: int = 0) -> int:
-        """Pages that those counted are not expected to need.
+        """Pages that those counted, and any of a lower priority, are not expected to need.
 
         Args:
             held: by others than these.
         """
-        if self._admission.forecast is None:
-            return self._free - self._seated  # each may need one before anything comes back
-        self._count(list(self._uncounted))
-        expected = math.ceil(self._load.most(self._admission.margin)) + held
-        return min(self._free, self._admission.cache.pool.num_blocks - expected)
+        if self._forecast is None:
+            # Each may need one of each group before anything comes back.
+            return self._free - self._seated * self._admission.cache.layout.num_groups
+        load = self._load + self._forecast.load(self._uncounted, self._admission.max_len)
+        return min(
+            self._free, self._num_pages - math.ceil(load.most(self._admission.margin)) - held
+        )
 
-    def _count(self, sequences: list[Sequence]) -> None:
-        forecast = self._admission.forecast
-        assert forecast is not None
-        self._load += forecast.load(sequences, self._admission.max_len)
-        self._uncounted = [s for s in self._uncounted if s not in sequences]
+    @property
+    def _num_pages(self) -> int:
+        return self._admission.cache.pool.num_blocks
 
-    def _holds(self, load: Load) -> bool:
-        return load.most(self._admission.margin) <= self._admission.cache.pool.num_blocks
+    def _count(self, priority: float) -> None:
+        """Those of this priority or a higher one, which would not make way."""
+        rank = self._rank
+        counted = [seq for seq in self._uncounted if rank(seq)[0] <= priority]
+        if counted and self._forecast is not None:
+            self._load += self._forecast.load(counted, self._admission.max_len)
+            self._uncounted = [seq for seq in self._uncounted if rank(seq)[0] > priority]

@@ -22,6 +22,11 @@ _HEAD_START = 3.0
 """Seconds that the first requests get to themselves before the rest is compiled beside them."""
 
 
+def on_cpu() -> bool:
+    """Whether steps take the processors that the host's work needs too."""
+    return jax.default_backend() == "cpu"
+
+
 def enable_persistent_cache(directory: str | None) -> None:
     """Keeps compiled programs on disk between runs: in `directory`, or where JAX was told."""
     if directory or jax.config.values["jax_compilation_cache_dir"] is None:

@@ -74,8 +74,12 @@ class Lengths:
 
 @dataclass(slots=True)
 class Load:
-    """Pages at each of `MOMENTS`, until the next of them: mean, variance, and the most, those
-    where no output has ended."""
+    """Pages at each of `MOMENTS`, until the next of them.
+
+    Attributes:
+        mean, variance: of what is expected.
+        limit: if no output ended.
+    """
 
     mean: np.ndarray | float = 0.0
     variance: np.ndarray | float = 0.0
@@ -87,7 +91,8 @@ class Load:
         )
 
     def most(self, margin: float) -> float:
-        """Pages at the worst moment, so many standard deviations above the mean."""
+        """Pages at the worst moment: so many standard deviations above the mean, and never above
+        the limit."""
         expected = self.mean + margin * np.sqrt(self.variance)
         return float(np.max(np.minimum(expected, self.limit)))
 

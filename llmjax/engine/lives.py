@@ -167,11 +167,18 @@ class Lives:
         seq.status = Status.RUNNING
         if not seq.num_preemptions and not seq.index:
             self.waiting.pace.begun(self.clock())
-        self._deadlines.begun(seq.request.id)
+        if seq is not self.admission.early:
+            self._deadlines.begun(seq.request.id)
         seq.slot = self.free_slots.pop()
         self.running[seq] = None
         self.fresh.add(seq)
         return True
+
+    def review(self) -> None:
+        """Admits what began early, where it can be; see `Admission.review`."""
+        seq = self.admission.review(self.running)
+        if seq is not None:
+            self._deadlines.begun(seq.request.id)
 
     def preempt(self, seq: Sequence) -> None:
         """Sends a running sequence back to the waiting ones."""
@@ -235,7 +242,7 @@ class Lives:
         rows = Counter(chunk.seq for plan in in_flight for chunk in plan.chunks)
         live = [seq for choices in self._requests.values() for seq in choices.values()]
         size, forecast = self.cache.layout.block_size, self.admission.forecast
-        early = {self.admission.early.seq} if self.admission.early is not None else set()
+        early = {self.admission.early} - {None}
         accounts = {
             "held": not any(s.is_held for s in holders),
             "slots": sorted(slots) == list(range(self.config.max_num_seqs)),

@@ -29,7 +29,7 @@ from ..errors import (
 )
 from ..metrics import LABELS, Metrics
 from ..tokenizer import Tokenizer
-from .compile import Programs, enable_persistent_cache
+from .compile import Programs, enable_persistent_cache, on_cpu
 from .draining import wait_and_stop
 from .pooling_inputs import InputMaker, PoolingInput
 from .pooling_step import PoolingBatch, PoolingBuckets, make_pool
@@ -104,12 +104,11 @@ class PoolingEngine:
         self.max_model_len = _max_model_len(config, model)
         self.inputs = InputMaker(model, self.max_model_len)
         self.metrics = Metrics(config.model.name)
-        on_cpu = jax.default_backend() == "cpu"
         self.buckets = PoolingBuckets(
             config.compile.token_buckets,
             step_tokens=min(
                 config.scheduler.max_num_batched_tokens,
-                _CPU_STEP_TOKENS if on_cpu else _STEP_TOKENS,
+                _CPU_STEP_TOKENS if on_cpu() else _STEP_TOKENS,
             ),
             max_model_len=self.max_model_len,
             max_num_seqs=config.scheduler.max_num_seqs,

@@ -28,7 +28,7 @@ from ..sampling import BiasTable, SampledTokens, mask_words
 from ..structured import Constraint, fill_masks
 from .batch import BiasRow, SlotTable
 from .buckets import Bucket, Buckets
-from .compile import Programs
+from .compile import Programs, on_cpu
 from .condense import Condenser
 from .ends import EndTable
 from .orders import Order, SampleOrder, StepOrder, Stop, digest, encode
@@ -233,9 +233,9 @@ class Runner:
         masks = np.zeros((len(found), self._mask_words), np.int32)
         if found:
             # On a CPU the step that runs meanwhile has all processors.
-            share_out = jax.default_backend() != "cpu"
+            parallel = not on_cpu()
             rows = [(i, constraint) for i, (_, constraint) in enumerate(found)]
-            fill_masks(masks, rows, share_out=share_out)
+            fill_masks(masks, rows, parallel=parallel)
         return SampleOrder([row for row, _ in found], masks)
 
     def stop(self, reason: str = "") -> None:

@@ -6,8 +6,6 @@ import logging
 from functools import partial
 from pathlib import Path
 
-import jax
-
 from llmjax_kernels.kv_format import KVFormat
 
 from ..cache.layout import KVLayout
@@ -21,6 +19,7 @@ from ..parallel.mesh import make_places
 from ..request import Request
 from ..tokenizer import compile_template
 from .buckets import Buckets
+from .compile import on_cpu
 from .condense import check_eviction
 from .context import fit_context, make_layout
 from .memory import count_pages, host_space, page_bytes
@@ -80,7 +79,7 @@ def make_buckets(config: EngineConfig, max_model_len: int) -> Buckets:
         config.compile,
         max_model_len=max_model_len,
         block_size=config.cache.block_size,
-        step_tokens=_CPU_STEP_TOKENS if _on_cpu() else None,
+        step_tokens=_CPU_STEP_TOKENS if on_cpu() else None,
     )
 
 
@@ -141,10 +140,6 @@ def check_request(request: Request, config: EngineConfig, vocab: int) -> None:
                 f"{name} is {value}, allowed: up to {config.max_logprobs} (max_logprobs)",
                 param=name,
             )
-
-
-def _on_cpu() -> bool:
-    return jax.default_backend() == "cpu"
 
 
 def _template_text(template: str | None) -> str | None:

@@ -61,7 +61,7 @@ def adjust(
         here = lax.dynamic_slice_in_dim(bits, first, logits.shape[1], 1)
         return jnp.where(rows.masked[:, None] & (here == 0), -jnp.inf, logits)
 
-    # All rows at once: that takes as long as to copy them, and row by row takes four times that.
+    # All rows at once takes as long as to copy them; row by row, as much for one in seven.
     return lax.cond(rows.masked.any(), allowed, lambda logits: logits, logits)
 
 

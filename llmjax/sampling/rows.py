@@ -14,7 +14,7 @@ class SamplingRows(NamedTuple):
     """Parameters of each row of logits, in the order of the rows.
 
     A row of padding has temperature 0, neutral penalties, `num_bias` 0, `num_logprobs` -1
-    and no mask; then it costs nothing.
+    and no mask; then it costs nothing, but a copy of its logits where any row has a mask.
 
     Attributes:
         temperature: float32; 0 is greedy.

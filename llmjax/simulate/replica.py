@@ -115,6 +115,7 @@ class Replica:
         self._in_flight: deque[tuple[Plan, float, float]] = deque()
         self._live: dict[str, tuple[Sequence, Record]] = {}
         self._recomputed = self._restored = self._steps = 0
+        self._reached: dict[Sequence, int] = {}
 
     @property
     def has_work(self) -> bool:
@@ -162,7 +163,9 @@ class Replica:
         plan = self.scheduler.schedule()
         self.host_seconds += time.process_time() - began
         for delta in expired:
-            self._live.pop(delta.request_id)[1].refused = "late"
+            seq, record = self._live.pop(delta.request_id)
+            self._reached.pop(seq, None)
+            record.refused = "late"
         if plan is not None:
             start = max(self.clock, self._device_free)
             seconds = self._machine.step_seconds(plan, self._page_bytes)
@@ -199,7 +202,7 @@ class Replica:
     def _receive(self, deltas: list[SequenceDelta]) -> None:
         now = self.clock
         for delta in deltas:
-            _, record = self._live[delta.request_id]
+            seq, record = self._live[delta.request_id]
             if record.tokens:
                 self.gaps.append(now - record.last)
             else:
@@ -208,13 +211,17 @@ class Replica:
             record.tokens += len(delta.token_ids)
             if delta.finish_reason is not None:
                 del self._live[delta.request_id]
+                self._reached.pop(seq, None)
 
     def _observe(self, plan: Plan, start: float, seconds: float) -> None:
         self._steps += 1
         for chunk in plan.admitted:
             if chunk.seq.num_preemptions:
-                self._recomputed += len(chunk.seq.tokens) - chunk.start
+                self._recomputed += max(0, self._reached.get(chunk.seq, 0) - chunk.start)
                 self._restored += chunk.start
+        for chunk in plan.chunks:
+            end = chunk.start + chunk.count
+            self._reached[chunk.seq] = max(end, self._reached.get(chunk.seq, 0))
         cache = self.cache
         size, used = cache.layout.block_size, cache.num_used
         empty = sum(
@@ -228,16 +235,16 @@ class Replica:
             used=used / cache.pool.num_blocks,
             stored=(used * size - empty) // cache.layout.num_groups,
             running=self.scheduler.num_running,
-            waiting=self.scheduler.num_waiting,
+            waiting=self.scheduler.num_waiting + (self.scheduler.lives.admission.early is not None),
             limit=LIMITS.index(self._limit(plan)),
         )
 
     def _limit(self, plan: Plan) -> str:
         scheduler, cache = self.scheduler, self.cache
-        if not scheduler.num_waiting:
-            return "none"
         if scheduler.lives.admission.early is not None:
             return "pages"
+        if not scheduler.num_waiting:
+            return "none"
         # Those that have ended keep their seats until no step in flight includes them.
         if len(cache.ways) >= scheduler.config.max_num_seqs:
             return "sequences"
@@ -254,10 +261,10 @@ class Replica:
         """What happened so far.
 
         Of sequences that came back after a preemption, `restored_tokens` were still there or
-        came from host memory, and `recomputed_tokens` were not. Pages are `saved` to host
-        memory and `loaded` from it; `evicted` ones made room. `prefix_queries` are tokens of
-        prompts admitted, `prefix_hits` those that the cache had; `padded_tokens` are those of
-        all `bucket_tokens` that nobody asked for.
+        came from host memory, and `recomputed_tokens` had been computed and were gone. Pages are
+        `saved` to host memory and `loaded` from it; `evicted` ones made room. `prefix_queries` are
+        tokens of prompts admitted, `prefix_hits` those that the cache had; `padded_tokens` are
+        those of all `bucket_tokens` that nobody asked for.
         """
         scheduler, stats, host = self.scheduler, self.cache.stats, self.host
         return {

@@ -111,12 +111,12 @@ def fill_masks(
     masks: Int[np.ndarray, "S W"],
     constraints: Iterable[tuple[int, Constraint]],
     *,
-    share_out: bool,
+    parallel: bool,
 ) -> None:
     """Sets in each (row, constraint)'s row the bits of the tokens that may come next.
 
     Args:
-        share_out: have other threads make some of many masks, where there are processors for them
+        parallel: have other threads make some of many masks, where there are processors for them
             that nothing else keeps busy.
     """
     global _executor
@@ -127,7 +127,7 @@ def fill_masks(
             masks[row] = -1
         else:
             matchers.append((constraint.matcher, row))
-    if not share_out or len(matchers) < _TOGETHER:
+    if not parallel or len(matchers) < _TOGETHER:
         for matcher, row in matchers:
             fill_next_token_bitmask(matcher, masks, row)
     else:

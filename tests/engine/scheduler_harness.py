@@ -411,7 +411,8 @@ class Harness:
                 # Parts are of those that are left when others have made way.
                 excused |= scheduler.num_preemptions > before
             assert seq in rows or excused, "a decode was left out"
-        if was_idle and self.config.enable_chunked_prefill and self.buckets.max_seqs:
+        waits = oldest is not None and oldest is early
+        if was_idle and not waits and self.config.enable_chunked_prefill and self.buckets.max_seqs:
             # It may take another step to make way for one of higher priority, or one that was
             # passed by as it waited for its beginning.
             behind = self.config.scheduling_policy == "priority" or self.can_hit(oldest)
@@ -425,7 +426,7 @@ class Harness:
             grows |= self.stages > 1
             waits |= grows and scheduler._room.num_promised > 0
             assert oldest in rows or waits, "the oldest sequence does not go on"
-        if oldest:
+        if oldest and oldest is not early:
             assert oldest.num_preemptions == preemptions, "the oldest was preempted"
         if plan is None:
             return None
@@ -436,7 +437,7 @@ class Harness:
         decodes += [
             chunk.seq
             for chunk in plan.chunks
-            if early and chunk.seq is early.seq and chunk.start >= chunk.seq.prompt_len
+            if chunk.seq is early and chunk.start >= chunk.seq.prompt_len
             if chunk.samples and chunk.count == 1
         ]
         self._check(plan, decodes)
@@ -485,15 +486,17 @@ class Harness:
 
     def _check_early(self, plan, before) -> None:
         """What began early is not computed to its end, and holds up nobody but those behind it."""
-        early = self.scheduler.lives.admission.early
+        admission, rank = self.scheduler.lives.admission, self.scheduler.lives.waiting.rank
+        early = admission.early
         if early is None:
             return
         assert self.config.enable_chunked_prefill
-        assert not any(c.samples for c in plan.chunks if c.seq is early.seq)
-        assert early.seq.num_computed <= early.end < len(early.seq.tokens)
+        assert not any(c.samples for c in plan.chunks if c.seq is early)
+        assert early.num_computed <= admission.end_of(early) < len(early.tokens)
         admitted = [chunk.seq for chunk in plan.admitted]
-        if before is not None and before.seq is early.seq and early.seq not in admitted:
-            assert not admitted, "one that there is no room for was overtaken"
+        if before is early and early not in admitted:
+            behind = [seq for seq in admitted if rank(seq) > rank(early)]
+            assert not behind, "one that there is no room for was overtaken"
 
     def max_len_of(self, seq) -> int:
         return self.max_len[seq.request.id, seq.index]

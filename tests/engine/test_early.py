@@ -3,19 +3,31 @@
 import pytest
 
 from llmjax.config import SchedulerConfig
+from llmjax.errors import QueueTimeoutError
 from llmjax.request import Status
 
 from .scheduler_harness import Harness
 
 
-def crowded(num_blocks=16, caching=True, **config):
+def crowded(num_blocks=16, caching=True, windows=(None,), new=None, old=None, **config):
     """One of 32 tokens that ends at 44, and one of 30 behind it, in a pool of 64."""
     settings = {"max_num_seqs": 8, "prefill_chunk_size": 32, "forecast_margin": None} | config
-    h = Harness(SchedulerConfig(**settings), num_blocks=num_blocks, depth=1, caching=caching)
-    (old,) = h.add([2] * 31 + [3], id="old", max_tokens=12, ignore_eos=True)
+    h = Harness(
+        SchedulerConfig(**settings),
+        num_blocks=num_blocks,
+        depth=1,
+        caching=caching,
+        windows=windows,
+        max_model_len=64 if len(windows) == 1 else 48,
+    )
+    (first,) = h.add([2] * 31 + [3], id="old", max_tokens=12, ignore_eos=True, options=old)
     h.step()
-    (new,) = h.add([4] * 29 + [5], id="new", max_tokens=2, ignore_eos=True)
-    return h, old, new
+    (second,) = h.add([4] * 29 + [5], id="new", max_tokens=2, ignore_eos=True, options=new)
+    return h, first, second
+
+
+def is_early(h, seq):
+    return h.scheduler.lives.admission.early is seq and seq.status is Status.RUNNING
 
 
 @pytest.mark.parametrize("caching", [True, False])
@@ -40,6 +52,13 @@ def test_it_leaves_a_page_to_each_that_runs():
     assert (new.num_computed, h.cache.num_available) == (24, 1)
 
 
+def test_it_leaves_a_page_of_each_group():
+    h, _, new = crowded(num_blocks=32, windows=(None, 40))
+    h.step()
+    assert is_early(h, new)
+    assert h.cache.num_available >= 2
+
+
 def test_it_makes_way_first_and_keeps_what_there_is_still_room_for():
     h, old, new = crowded()
     while not new.num_preemptions:
@@ -50,28 +69,97 @@ def test_it_makes_way_first_and_keeps_what_there_is_still_room_for():
     h.check_outputs()
 
 
-def test_nobody_overtakes_it():
+def test_nobody_behind_it_overtakes_it():
     h, _, new = crowded()
     h.step()
     (small,) = h.add([6, 7], id="small", max_tokens=1)
-    while new.status is Status.RUNNING and not new.output_len:
+    assert is_early(h, new)
+    while is_early(h, new):
         h.step()
-        assert small.status is Status.WAITING
+        assert small.status is Status.WAITING or not is_early(h, new)
     h.drain()
     h.check_outputs()
 
 
-def test_a_smaller_piece_than_a_quarter_of_a_chunk_is_not_begun():
-    h, _, new = crowded(num_blocks=11, prefill_chunk_size=64)
+def test_who_ranks_before_it_does_not_wait_for_it():
+    h, _, new = crowded(scheduling_policy="priority", new={"priority": 5}, forecast_margin=1.5)
     h.step()
-    assert (new.status, h.cache.num_available) == (Status.WAITING, 2)
+    assert is_early(h, new)
+    (urgent,) = h.add([6, 7], id="urgent", max_tokens=1, options={"priority": 0})
+    h.step()
+    assert urgent.output_len == 1
+    h.drain()
+    h.check_outputs()
+
+
+@pytest.mark.parametrize("num_blocks", [12, 16])
+def test_who_ranks_behind_it_makes_way_for_it(num_blocks):
+    """The old one is of a lower priority, whether it runs into a page or not."""
+    h, old, new = crowded(
+        num_blocks=num_blocks,
+        scheduling_policy="priority",
+        old={"priority": 5},
+        new={"priority": 3},
+    )
+    while new.status is not Status.FINISHED:
+        h.step()
+    assert old.num_preemptions and not new.num_preemptions
+    h.drain()
+    h.check_outputs()
+
+
+def test_one_that_ran_before_does_not_wait_for_it():
+    """It was preempted for want of memory, and would find none while another is held early."""
+    h, old, new = crowded()
+    h.step()
+    assert is_early(h, new)
+    h.scheduler.lives.preempt(old)
+    while old.status is not Status.FINISHED:
+        h.step()
+        assert new.output_len == 0
+    h.drain()
+    h.check_outputs()
+
+
+def test_it_goes_on_by_less_than_what_was_worth_beginning():
+    h, old, new = crowded(mixed_prefill_tokens=3)
+    counts = []
+    while len(counts) < 4 and old.status is Status.RUNNING:
+        plan = h.dispatch()
+        counts += [chunk.count for chunk in plan.chunks if chunk.seq is new]
+        h.commit()
+    assert counts == [3, 3, 3, 3]
+
+
+def test_a_smaller_piece_than_a_quarter_of_a_chunk_is_not_begun():
+    begun = []
+    for chunk in (8, 64):
+        h, _, new = crowded(num_blocks=12, prefill_chunk_size=chunk, max_num_batched_tokens=64)
+        for _ in range(4):
+            h.step()
+        begun.append(is_early(h, new))
+    assert begun == [True, False]
 
 
 def test_prompts_that_go_whole_do_not_begin_early():
-    h, old, new = crowded(enable_chunked_prefill=False, max_num_batched_tokens=64)
-    while old.status is Status.RUNNING:
-        assert new.status is Status.WAITING
+    begun = []
+    for chunked in (True, False):
+        h, _, new = crowded(enable_chunked_prefill=chunked, max_num_batched_tokens=64)
         h.step()
+        begun.append(is_early(h, new))
+        h.drain()
+        h.check_outputs()
+    assert begun == [True, False]
+
+
+def test_of_a_window_it_lacks_what_it_was_to_begin_with():
+    """All layers see a window: pages for it are counted when it is to be admitted."""
+    h, _, new = crowded(num_blocks=14, windows=(36,))
+    h.step()
+    assert is_early(h, new)
+    assert h.cache.missing(new) == 4 > h.cache.num_available
+    h.step()
+    assert is_early(h, new)
     h.drain()
     h.check_outputs()
 
@@ -79,10 +167,31 @@ def test_prompts_that_go_whole_do_not_begin_early():
 def test_one_that_is_aborted_gives_its_pages_back_and_the_next_begins():
     h, _, new = crowded()
     h.step()
-    assert new.status is Status.RUNNING
+    assert is_early(h, new)
     h.abort("new")
     (small,) = h.add([6, 7], id="small", max_tokens=1)
     h.step()
     assert small.status is not Status.WAITING
     h.drain()
     h.check_outputs()
+
+
+def test_it_still_waits_for_its_turn():
+    h, old, new = crowded(new={"queue_timeout": 5.0})
+    h.step()
+    assert is_early(h, new)
+    [delta] = h.wait(6.0)
+    assert isinstance(delta.error, QueueTimeoutError)
+    assert (new.status, old.status) == (Status.FINISHED, Status.RUNNING)
+    h.drain()
+    h.scheduler.check_balance()
+
+
+def test_what_is_on_its_way_is_given_up_where_the_device_has_failed():
+    h, _, new = crowded()
+    h.step()
+    assert is_early(h, new)
+    h.fail()
+    assert h.scheduler.lives.admission.early is None
+    h.drain()
+    h.scheduler.check_balance()

@@ -89,6 +89,9 @@ def test_all_rows_at_once_gives_the_same(monkeypatch):
     )
     masks = as_masks(rng.random((4, 30)) < 0.5)
     one_by_one = run(logits, rows, history, empty_table(), masks)
+    forbidden = ~np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")[:, :30].astype(bool)
+    forbidden[[0, 3]] = False
+    np.testing.assert_array_equal(np.isneginf(one_by_one), forbidden)
     monkeypatch.setattr("llmjax.sampling.adjust.map_rows", at_once)
     args = (logits, rows, history, empty_table(), masks)
     together = jax.jit(lambda *args: adjust(*args))(*args)
