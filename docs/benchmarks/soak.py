@@ -159,7 +159,7 @@ async def senseless(soak: Soak, rng: random.Random) -> None:
         json.dumps({**body, "colour": "red"}),
         json.dumps({**body, "temperature": 99}),
         json.dumps({**body, "messages": [], "prompt": [], "input": []}),
-        json.dumps({"model": soak.model, "prompt": words(rng, 10) * 900, "max_tokens": 4}),
+        json.dumps({"model": soak.model, "prompt": words(rng, 10) * 2000, "max_tokens": 4}),
         b"\xff\xfe" * 400,
     ]
     data = rng.choice(wrong)
