@@ -121,7 +121,7 @@ class Handover:
                 self._release(held)
             elif held.since <= late:
                 self._cancel(held)
-                if held.worker is not None:
+                if held.worker is not None and held.pages is None:
                     self._late.add(held.worker.address)
                 self._give_up(held, f"no pages within {self.config.prefill_timeout:g} s")
             elif held.worker is None and not self._able(held.job):
