@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from aiohttp import web
 
@@ -26,26 +25,40 @@ class ReaderWatch:
     That holds for as long as anything of it is still there to be read, also when the handler
     has ended: the operating system would wait for ever. The next request of the connection
     brings a watch of its own, which takes over.
+
+    Args:
+        watches: of all connections; it is among them for as long as it watches.
     """
 
-    def __init__(self, request: web.Request, transport: asyncio.Transport, timeout: float):
+    def __init__(
+        self,
+        request: web.Request,
+        transport: asyncio.Transport,
+        timeout: float,
+        watches: dict[asyncio.Transport, ReaderWatch],
+    ):
         self._loop = asyncio.get_running_loop()
         self._writer, self._transport = request.writer, transport
         self._remote, self._timeout = request.remote, timeout
         self._sent = 0
         self._moved = self._loop.time()
         self._has_ended = False
+        self._watches = watches
+        if (before := watches.get(transport)) is not None:
+            before._handle.cancel()
+        watches[transport] = self
         self._schedule()
 
     def end(self) -> None:
         """All of the answer has been written."""
         self._has_ended = True
         if not self._transport.get_write_buffer_size():
-            self._handle.cancel()
+            self._stop()
 
-    def stop(self) -> None:
-        """Another one takes over."""
+    def _stop(self) -> None:
         self._handle.cancel()
+        if self._watches.get(self._transport) is self:
+            del self._watches[self._transport]
 
     def _schedule(self) -> None:
         self._handle = self._loop.call_later(self._timeout / CHECKS, self._check)
@@ -58,23 +71,24 @@ class ReaderWatch:
         elif now - self._moved >= self._timeout:
             logger.info("%s reads nothing for %g s and is cut off", self._remote, self._timeout)
             self._transport.abort()
+            self._stop()
             return
         if waiting or not self._has_ended:
             self._schedule()
+        else:
+            self._stop()
 
 
 def delivery_middleware(timeout: float) -> Any:
     """Sends what handlers return, all of it, to clients that read it."""
-    watches: WeakKeyDictionary[asyncio.Transport, ReaderWatch] = WeakKeyDictionary()
+    watches: dict[asyncio.Transport, ReaderWatch] = {}
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         transport = request.transport
         if transport is None:  # it has left
             return await handler(request)
-        if (before := watches.get(transport)) is not None:
-            before.stop()
-        watch = watches[transport] = ReaderWatch(request, transport, timeout)
+        watch = ReaderWatch(request, transport, timeout, watches)
         try:
             response = await handler(request)
             if isinstance(response, web.FileResponse):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import json
 import socket
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+from weakref import WeakSet
 
 import aiohttp
 import pytest
@@ -103,15 +107,33 @@ async def test_what_lies_unread_when_the_answer_has_ended_is_not_kept():
 
 
 @run_async
+async def test_nothing_is_kept_of_a_connection_that_is_gone():
+    engine = EngineDouble(says=["x" * 50_000] * 100, max_model_len=10**9)
+    async with client_of(engine, ServerConfig(client_timeout=0.2)) as client:
+        connections: WeakSet[Any] = WeakSet()
+        for tokens in (1, 1000, 4_000_000):  # read, left with much unread, and cut off
+            sock = await silent_socket(client, raw_request({**PROMPT, "max_tokens": tokens}))
+            await until(lambda: client.server.handler.connections)
+            connections.update(one.transport for one in client.server.handler.connections)
+            if tokens < 4_000_000:
+                await asyncio.get_running_loop().sock_recv(sock, 1000)
+                sock.close()
+            await until(lambda: not client.server.handler.connections)
+            sock.close()
+        assert connections
+        await until(lambda: gc.collect() is None or not connections)
+
+
+@run_async
 async def test_who_reads_slowly_is_waited_for():
     state = SimpleNamespace(now=0.0, waiting=0, aborted=False)
-    transport = SimpleNamespace(
-        get_write_buffer_size=lambda: state.waiting,
-        abort=lambda: setattr(state, "aborted", True),
-    )
+    transport = Mock()
+    transport.get_write_buffer_size = lambda: state.waiting
+    transport.abort = lambda: setattr(state, "aborted", True)
+    watches = {}
     writer = SimpleNamespace(output_size=0)
     request = SimpleNamespace(writer=writer, remote="me")
-    watch = ReaderWatch(request, transport, timeout=8)
+    watch = ReaderWatch(request, transport, 8, watches)
     watch._handle.cancel()
     watch._loop = SimpleNamespace(
         time=lambda: state.now, call_later=lambda *_: SimpleNamespace(cancel=lambda: None)
@@ -133,7 +155,9 @@ async def test_who_reads_slowly_is_waited_for():
         assert check(reads=0, writes=1)
     assert check(reads=LEAST_BYTES)
     assert all(check(reads=1) for _ in range(3))
+    assert watches == {transport: watch}
     assert not check(reads=1)
+    assert not watches
 
 
 @pytest.mark.parametrize(
