@@ -11,6 +11,7 @@ said by `Weights`: those of a simulation are bytes only, and products stay those
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -202,7 +203,7 @@ class Machine:
             raise ConfigError(
                 f"tensor_parallel_size is {size}, allowed: divisors of the {heads} heads"
             )
-        if self.overhead < 0:
+        if not 0 <= self.overhead < math.inf:
             raise ConfigError(f"step_overhead_ms is {1e3 * self.overhead}, allowed: 0 or more")
         for name in ("memory_efficiency", "compute_efficiency"):
             value = getattr(self, name)

@@ -30,7 +30,7 @@ class Slo:
     def __post_init__(self) -> None:
         for name in ("ttft", "itl"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not 0 < value < np.inf:
                 raise ConfigError(f"slo_{name}_ms is {1e3 * value:g}, allowed: above 0")
 
     def is_kept(self, record: Record) -> bool:

@@ -77,7 +77,7 @@ def read_trace(path: Path) -> list[Arrival]:
         ConfigError: it cannot be read, or is of neither format; says the line and the field.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the trace {path}: {error}") from error
     if lines[0].replace(" ", "").upper() == ",".join(AZURE).upper():
@@ -136,9 +136,11 @@ def _azure(line: str) -> Arrival:
 
 def _date(text: str) -> float:
     """Seconds since 1970."""
-    seconds, _, fraction = text.partition(".")
+    # Of digits there may be seven; the traces of 2024 say that they are in UTC.
+    local, _, offset = text.partition("+")
+    seconds, _, fraction = local.partition(".")
     try:
-        whole = datetime.fromisoformat(seconds + "+00:00").timestamp()
+        whole = datetime.fromisoformat(f"{seconds}+{offset or '00:00'}").timestamp()
     except ValueError:
         whole = math.nan
     _require(

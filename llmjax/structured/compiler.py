@@ -25,6 +25,7 @@ from llguidance import (
     TokenizerWrapper,
     regex_to_lark,
 )
+from llguidance.numpy import fill_next_token_bitmask
 
 from ..errors import InvalidRequestError
 from ..request import SamplingParams
@@ -171,8 +172,12 @@ class GrammarCompiler:
             source = after_reasoning(source, wanted.after, self._tokenizer.special_tokens)
         self._prover.check(source, label)
         matcher = LLMatcher(vocabulary, source, limits=_LIMITS, log_level=0)
-        if matcher.is_error():
-            raise refuse(label, matcher.get_error().strip())
+        # What has no beginning is found out where the first token is looked for.
+        beginning = matcher.deep_copy()
+        fill_next_token_bitmask(beginning, np.zeros((1, -(-self._vocab_size // 32)), np.int32), 0)
+        for one in (matcher, beginning):
+            if one.is_error():
+                raise refuse(label, one.get_error().strip() or "nothing matches it")
         return matcher
 
     @cached_property
@@ -215,10 +220,10 @@ class _Vocabulary:
         self.eos_token_id, self.bos_token_id = eos_token_id, tokenizer.bos_token_id
         self.tokens = [tokenizer.token_bytes(i) for i in range(vocab_size)]
         self.special_token_ids = sorted(i for i in tokenizer.special_ids if i < vocab_size)
-        self._backend = tokenizer.backend
+        self._encode = tokenizer.encode_plain
 
     def __call__(self, text: str) -> list[int]:
-        return self._backend.encode(text, add_special_tokens=False).ids
+        return self._encode(text)
 
 
 def _read(value: Any, label: str) -> Any:
@@ -265,7 +270,9 @@ def _from_regex(value: Any, wanted: StructuredOutputs, label: str) -> str:
 
 def _from_choice(value: Any, wanted: StructuredOutputs, label: str) -> str:
     check_choice(value, label)
-    return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, value)))
+    # One terminal: a parser's alternatives may be no more than 2,000.
+    choices = " | ".join(map(json.dumps, value))
+    return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
 
 
 def _from_grammar(value: Any, wanted: StructuredOutputs, label: str) -> str:

@@ -16,6 +16,8 @@ _executor: LLExecutor | None = None
 _TOGETHER = 4
 """Fewer masks are made faster by one thread than shared out."""
 
+_NOTHING_LEFT = "allowed_token_ids, bad_words and the grammar together leave no token"
+
 BadWords = dict[tuple[int, ...], list[int]]
 """Tokens that must not come next, by the ones before them."""
 
@@ -57,9 +59,11 @@ class Constraint:
         """
         error = None
         if not self._allows(token_id):
-            error = "allowed_token_ids, bad_words and the grammar together leave no token"
+            error = _NOTHING_LEFT
         elif self.matcher is not None and not self.matcher.consume_token(token_id):
+            narrowed = self.allowed is not None or self._bad_words
             error = self.matcher.get_error() or f"token {token_id} is not allowed"
+            error = _NOTHING_LEFT if narrowed else error
         if error is not None:
             raise StructuredOutputError(f"the output cannot go on: {error.splitlines()[0]}")
         if self._longest:

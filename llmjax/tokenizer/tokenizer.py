@@ -127,6 +127,11 @@ class Tokenizer:
         ids = self._encode(text)
         return self._begin(ids) + self._suffix if add_special_tokens else ids
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of a text in which special tokens are text like any other; nothing is added."""
+        ids = self._marks.encode(self._marks.put(text))
+        return self._encode(text) if ids is None else ids
+
     def _encode(self, text: str) -> list[int]:
         return self._encoding(text).ids
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -122,7 +121,7 @@ def parse_query(query: dict[str, Any]) -> tuple[str, str, str | None]:
     }
     key = query.pop("key", None)
     for name, day in days.items():
-        if not re.fullmatch(r"\d{4}-\d{2}-\d{2}", day, re.ASCII):
+        if not _is_day(day):
             message = f"{name} is {shown(day)}, allowed: a day as {today}"
             raise ApiError(400, message, param=name)
     if query:
@@ -130,3 +129,10 @@ def parse_query(query: dict[str, Any]) -> tuple[str, str, str | None]:
         message = f"{shown(unknown)} is unknown, allowed: since, until, key"
         raise ApiError(400, message, param=unknown)
     return days["since"], days["until"], key
+
+
+def _is_day(text: str) -> bool:
+    try:
+        return str(datetime.date.fromisoformat(text)) == text
+    except ValueError:
+        return False

@@ -438,7 +438,7 @@ class Harness:
             chunk.seq
             for chunk in plan.chunks
             if chunk.seq is early and chunk.start >= chunk.seq.prompt_len
-            if chunk.samples and chunk.count == 1
+            if chunk.samples == chunk.count
         ]
         self._check(plan, decodes)
         self._check_early(plan, early)

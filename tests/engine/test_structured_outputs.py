@@ -160,6 +160,9 @@ def test_streams_stops_logprobs_and_limits(llm):
             "grammar: .*too deeply",
         ),
         ({"grammar": "root ::= " + "(" * 10_000}, "grammar: it is no GBNF"),
+        # What nothing matches, not even an empty text.
+        ({"grammar": "start: start"}, "grammar: "),
+        ({"regex": r"[^\s\S]"}, "regex: "),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_nothing_else_is_hurt(llm, wanted, message):
@@ -177,6 +180,28 @@ def test_what_makes_no_sense_is_refused_and_nothing_else_is_hurt(llm, wanted, me
 def test_exactly_one_kind_is_asked_for(wanted):
     with pytest.raises(InvalidRequestError, match="allowed"):
         StructuredOutputs(**wanted)
+
+
+@pytest.mark.parametrize("kind", ["choice", "json", "regex"])
+def test_a_special_token_that_must_be_said_is_text(llm, kind):
+    tokenizer = llm.tokenizer
+    special = next(t for i in tokenizer.special_ids if len(t := tokenizer.token_text(i)) > 2)
+    said = f"a {special} b"
+    wanted = {"choice": [said], "json": {"const": said}, "regex": re.escape(said)}[kind]
+    bound = StructuredOutputs(**{kind: wanted})
+    given = SamplingParams(structured_outputs=bound, max_tokens=64, temperature=0)
+    [choice] = llm.generate(PROMPT, given)[0].outputs
+    assert choice.text == (json.dumps(said) if kind == "json" else said)
+    assert not tokenizer.special_ids & set(choice.token_ids[:-1])
+
+
+def test_choices_may_be_many(llm):
+    texts = [f"choice {i}" for i in range(5000)]
+    bound = StructuredOutputs(choice=texts)
+    given = SamplingParams(structured_outputs=bound, max_tokens=32, temperature=2.0, n=4, seed=3)
+    outputs = llm.generate(PROMPT, given)[0].outputs
+    assert {choice.finish_reason for choice in outputs} == {"stop"}
+    assert {choice.text for choice in outputs} <= set(texts)
 
 
 def test_a_bias_cannot_lead_out_of_a_grammar(llm):
@@ -239,5 +264,9 @@ def test_where_no_token_is_left_the_request_fails_alone(llm):
     assert isinstance(outputs[0].error, StructuredOutputError)
     assert outputs[1].error is None and len(outputs[1].outputs[0].token_ids) == 5
     assert_idle(llm)
+    bound = StructuredOutputs(choice=["a", "b"])
+    stuck = SamplingParams(max_tokens=5, bad_words=["a", "b"], structured_outputs=bound)
+    [output] = llm.generate(PROMPT, stuck)
+    assert "together leave no token" in str(output.error)
     with pytest.raises(InvalidRequestError, match="token id 5000 in allowed_token_ids"):
         llm.generate(PROMPT, SamplingParams(allowed_token_ids=[5000]))

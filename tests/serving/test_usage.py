@@ -59,7 +59,7 @@ async def test_an_admin_sees_all_and_others_their_own(tmp_path):
         assert await rows_of(client, "b", "?key=bob") == [bob]
         assert (await client.get("/usage?key=bob", headers=bearer("a"))).status == 403
         assert await rows_of(client, "r", "?until=2000-01-01") == []
-        for query in ("since=yesterday", "since=2000-1-1", "what=1"):
+        for query in ("since=yesterday", "since=2000-1-1", "until=2026-02-30", "what=1"):
             response = await client.get(f"/usage?{query}", headers=bearer("r"))
             assert response.status == 400
             assert (await response.json())["error"]["param"] == query.split("=")[0]

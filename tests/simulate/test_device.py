@@ -127,6 +127,8 @@ def test_pages_are_what_memory_holds_beside_weights_and_steps():
         ("tensor_parallel", 3),
         ("tensor_parallel", 0),
         ("overhead", -1.0),
+        ("overhead", float("inf")),
+        ("overhead", float("nan")),
         ("memory_efficiency", 0.0),
         ("compute_efficiency", 1.5),
         ("kv_dtype", "float64"),

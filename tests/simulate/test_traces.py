@@ -83,6 +83,16 @@ OBJECT = {"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [0]
 DATE = "allowed: a date and time such as 2023-11-16 18:15:46.6805900"
 
 
+def test_times_may_say_that_they_are_in_utc(tmp_path):
+    """As those of Azure's traces of 2024 do; spreadsheets put a mark before the first column."""
+    file = tmp_path / "trace"
+    rows = ("2024-05-10 00:00:00.009930+00:00,2162,5", "2024-05-10 02:00:02+02:00,7,1")
+    file.write_text("\ufeff" + CSV + "\n".join(rows))
+    first, second = read_trace(file)
+    assert second.time - first.time == pytest.approx(1.99007, abs=1e-6)
+    assert (first.input_len, second.output_len) == (2162, 1)
+
+
 def assert_refused(file, before, line, said):
     """A trace whose last line is bad, behind lines that are not."""
     file.write_text(f"{before}{line}\n")
