@@ -234,6 +234,8 @@ def test_the_slo_counts_requests_that_keep_both():
     assert both["goodput_requests_per_second"] == pytest.approx(kept / both["seconds"])
     with pytest.raises(ConfigError, match="slo_ttft_ms is -1"):
         Slo(ttft=-1e-3)
+    with pytest.raises(ConfigError, match="slo_itl_ms is nan"):
+        Slo(itl=float("nan"))
 
 
 def test_percentiles_are_by_nearest_rank():
