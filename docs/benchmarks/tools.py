@@ -75,8 +75,10 @@ def judge(body: dict[str, Any], tools: list[dict[str, Any]], accepted: list[Any]
     """What became of a request."""
     choice = body["choices"][0]
     calls = [call["function"] for call in choice["message"].get("tool_calls") or []]
+    if choice["finish_reason"] == "length":
+        return "cut off"  # a call too, in its middle
     if not calls:
-        return "cut off" if choice["finish_reason"] == "length" else "no call"
+        return "no call"
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
     for call in calls:
         try:
