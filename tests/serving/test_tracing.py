@@ -160,7 +160,8 @@ def test_an_engine_says_how_long_it_waited(exporter, tiny_model):
                 *("time_in_model_inference", "time_to_first_token", "e2e"),
             )
         )
-        assert min(queue, prefill, decode) > 0
+        # All tokens may have come at once to who tells of them.
+        assert min(queue, prefill) > 0 <= decode
         assert queue + prefill == pytest.approx(first)
         assert prefill + decode == pytest.approx(inference)
         assert queue + inference < whole
