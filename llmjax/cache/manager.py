@@ -164,16 +164,13 @@ class KVCache:
             self.stats.hit += seq.num_cached_tokens
         return True
 
-    def complete(self, seq: Sequence) -> bool:
-        """Gives a sequence the pages that it is `missing`; of a window it takes them as it goes
-        on. False, and nothing taken, where there are not enough pages."""
-        if self.missing(seq) > self.num_available:
-            return False
+    def complete(self, seq: Sequence) -> None:
+        """Gives a sequence the pages that it is `missing`, which are to be had; of a window it
+        takes them as it goes on."""
         blocks = self.layout.num_blocks(self.layout.whole(len(seq.tokens)))
         for group, window in enumerate(self.layout.windows):
             if window is None:
                 self._lengthen(seq, self.ways[seq], group, blocks)
-        return True
 
     def extend(self, seq: Sequence, start: int, end: int) -> bool:
         """Pages for the positions from `start` on to before `end`; what no later token reads

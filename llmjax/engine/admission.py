@@ -124,7 +124,8 @@ class Admission:
         room, held, missing = _Budget(self, running), cache.num_held(seq), cache.missing(seq)
         head, rank = next(self.waiting.in_order(lambda _: 0), None), self.waiting.rank
         is_next = head is None or rank(seq) < rank(head)
-        if is_next and room.takes(seq, missing, held) and cache.complete(seq):
+        if is_next and room.takes(seq, missing, held):
+            cache.complete(seq)
             self.early = None
             if self.forecast is not None:
                 self.forecast.begin(seq, held + missing)

@@ -61,9 +61,10 @@ class Constraint:
         if not self._allows(token_id):
             error = _NOTHING_LEFT
         elif self.matcher is not None and not self.matcher.consume_token(token_id):
-            narrowed = self.allowed is not None or self._bad_words
-            error = self.matcher.get_error() or f"token {token_id} is not allowed"
-            error = _NOTHING_LEFT if narrowed else error
+            if self.allowed is not None or self._bad_words:
+                error = _NOTHING_LEFT
+            else:
+                error = self.matcher.get_error() or f"token {token_id} is not allowed"
         if error is not None:
             raise StructuredOutputError(f"the output cannot go on: {error.splitlines()[0]}")
         if self._longest:
