@@ -236,11 +236,14 @@ class Constraint(Protocol):
     @property
     def is_complete(self) -> bool: ...
 
+    @property
+    def is_cut_short(self) -> bool: ...
+
 
 class Rules(Protocol):
     """What the outputs of a request are bound to, made ready."""
 
-    def start(self) -> Constraint: ...
+    def start(self, room: int) -> Constraint: ...
 
 
 @dataclass

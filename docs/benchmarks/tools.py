@@ -5,8 +5,7 @@
 
 Lines of {"id", "question", "function"}; what is accepted is read from `possible_answer/` beside
 each file, where it is there. Every question is asked twice: with `tool_choice` "required", whose
-arguments must be valid by the function's schema, and "auto", where the model may also just answer.
-For docs/benchmarks/tools.md.
+arguments must be valid by the function's schema, also where `--max-tokens` cuts them short, and "auto", where the model may also just answer. For docs/benchmarks/tools.md.
 """
 
 from __future__ import annotations
@@ -75,17 +74,20 @@ def judge(body: dict[str, Any], tools: list[dict[str, Any]], accepted: list[Any]
     """What became of a request."""
     choice = body["choices"][0]
     calls = [call["function"] for call in choice["message"].get("tool_calls") or []]
-    if choice["finish_reason"] == "length":
-        return "cut off"  # a call too, in its middle
+    is_cut = choice["finish_reason"] == "length"
     if not calls:
-        return "no call"
+        return "cut off" if is_cut else "no call"
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
     for call in calls:
         try:
             jsonschema.validate(json.loads(call["arguments"]), schemas[call["name"]])
         except (KeyError, ValueError, jsonschema.ValidationError) as error:
+            if is_cut:
+                return "cut off"
             print("INVALID", json.dumps(call)[:300], str(error)[:200], file=sys.stderr)
             return "invalid"
+    if is_cut:
+        return "cut, valid"
     if accepted is None:
         return "valid"
     return "right" if len(calls) == 1 and is_accepted(calls[0], accepted) else "valid"
@@ -114,13 +116,13 @@ async def ask(
 async def run(args: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Counter[str]]:
     """Outcomes by mode."""
     gate = asyncio.Semaphore(args.concurrency)
-    found: dict[str, Counter[str]] = {mode: Counter() for mode in MODES}
+    found: dict[str, Counter[str]] = {mode: Counter() for mode in args.modes}
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(timeout=timeout) as session:
 
         async def both(row: dict[str, Any]) -> None:
             async with gate:
-                for mode in MODES:
+                for mode in args.modes:
                     found[mode][await ask(session, args, row, mode)] += 1
 
         await asyncio.gather(*map(both, rows))
@@ -146,8 +148,9 @@ def main() -> int:
     parser.add_argument("--limit", type=int, help="questions of each file [all]")
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     args = parser.parse_args()
-    columns = ("right", "valid", "no call", "cut off", "invalid", "refused")
+    columns = ("right", "valid", "cut, valid", "no call", "cut off", "invalid", "refused")
     print("| file | tool_choice | asked |", " | ".join(columns), "| seconds |")
     print("| :-- | :-- | --: |", " | ".join("--:" for _ in columns), "| --: |", flush=True)
     failed = 0
@@ -159,7 +162,8 @@ def main() -> int:
             cells = [path.stem, mode, len(rows), *(counts[name] for name in columns)]
             print("|", " | ".join(map(str, cells)), f"| {seconds:,.0f} |", flush=True)
             failed += counts["invalid"] * (mode == "required") + counts["refused"]
-        failed += found["required"]["no call"]
+        required = found.get("required", Counter())
+        failed += required["no call"] + required["cut off"]
     return min(1, failed)
 
 

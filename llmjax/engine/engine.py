@@ -21,7 +21,7 @@ from ..errors import RequestFailedError
 from ..metrics import Metrics
 from ..parallel.group import Group
 from ..parallel.mesh import make_places
-from ..request import Request, Sequence, SequenceDelta, Status
+from ..request import Request, Sequence, SequenceDelta, Status, longest
 from ..structured import GrammarCompiler
 from .buckets import Bucket
 from .compile import enable_persistent_cache
@@ -181,8 +181,10 @@ class Engine:
             for index in range(request.params.n)
         ]
         if request.rules is not None:
+            prompt, asked = len(request.prompt_token_ids), request.params.max_tokens
+            room = longest(prompt, asked, self.scheduler.max_model_len) - prompt
             for seq in choices:
-                seq.constraint = request.rules.start()
+                seq.constraint = request.rules.start(room)
         for seq in choices:
             self.scheduler.add(seq)
         if self.handover is not None:

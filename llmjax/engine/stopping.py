@@ -27,5 +27,5 @@ def stop_at(seq: Sequence, max_len: int) -> Stop | None:
     if (is_eos or token in (params.stop_token_ids or ())) and seq.output_len > params.min_tokens:
         return Stop(FinishReason.STOP, None if is_eos else token)
     if seq.constraint is not None and seq.constraint.is_complete:
-        return Stop(FinishReason.STOP)
+        return Stop(FinishReason.LENGTH if seq.constraint.is_cut_short else FinishReason.STOP)
     return Stop(FinishReason.LENGTH) if len(seq.tokens) >= max_len else None

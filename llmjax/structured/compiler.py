@@ -33,6 +33,7 @@ from ..structured_outputs import StructuredOutputs
 from ..tokenizer import Tokenizer
 from .closing import closed
 from .constraint import BadWords, Constraint, as_bits
+from .ending import Endings
 from .formats import without_unknown_formats
 from .lark import WHITESPACE, after_reasoning, or_calls
 from .limits import check_choice, check_regex, check_schema, check_source, refuse
@@ -57,12 +58,18 @@ class Rules:
     allowed: Int[np.ndarray, " W"] | None
     bad_words: BadWords
     thinking: ThinkingBudget | None = None
+    endings: Endings | None = None
 
-    def start(self) -> Constraint:
-        """Those of one sequence, before its first token."""
+    def start(self, room: int) -> Constraint:
+        """Those of one sequence, before its first token.
+
+        Args:
+            room: most tokens of its output.
+        """
         matcher = self.matcher and self.matcher.deep_copy()
         thinking = None if self.thinking is None else self.thinking.start()
-        return Constraint(matcher, self.allowed, self.bad_words, thinking)
+        ending = None if self.endings is None else self.endings.start(room)
+        return Constraint(matcher, self.allowed, self.bad_words, thinking, ending)
 
 
 class GrammarCompiler:
@@ -109,7 +116,8 @@ class GrammarCompiler:
         allowed, words = params.allowed_token_ids, mask_words(self._vocab_size)
         bits = as_bits(allowed, words) if allowed is not None else None
         bad_words = self._bad_words(params.bad_words or ())
-        return Rules(matcher, bits, bad_words, self._thinking(params))
+        endings = None if matcher is None else self._endings
+        return Rules(matcher, bits, bad_words, self._thinking(params), endings)
 
     def _thinking(self, params: SamplingParams) -> ThinkingBudget | None:
         tokens, tags = params.thinking_token_budget, params.reasoning
@@ -188,8 +196,16 @@ class GrammarCompiler:
                 "structured_outputs: the model has no end-of-sequence token, by which they end",
                 param="structured_outputs",
             )
-        wrapped = TokenizerWrapper(_Vocabulary(self._tokenizer, self._vocab_size, eos[0]))
+        wrapped = TokenizerWrapper(_Vocabulary(self._tokenizer, self._token_bytes, eos[0]))
         return LLTokenizer(wrapped, n_vocab=self._vocab_size, eos_token=eos)
+
+    @cached_property
+    def _endings(self) -> Endings:
+        return Endings(self._token_bytes, self._tokenizer.encode_plain)
+
+    @cached_property
+    def _token_bytes(self) -> list[bytes]:
+        return [self._tokenizer.token_bytes(i) for i in range(self._vocab_size)]
 
 
 def check_json(schema: Any, label: str) -> None:
@@ -216,10 +232,10 @@ def _prover() -> Prover:
 class _Vocabulary:
     """A tokenizer as llguidance takes one."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_id: int):
+    def __init__(self, tokenizer: Tokenizer, tokens: list[bytes], eos_token_id: int):
         self.eos_token_id, self.bos_token_id = eos_token_id, tokenizer.bos_token_id
-        self.tokens = [tokenizer.token_bytes(i) for i in range(vocab_size)]
-        self.special_token_ids = sorted(i for i in tokenizer.special_ids if i < vocab_size)
+        self.tokens = tokens
+        self.special_token_ids = sorted(i for i in tokenizer.special_ids if i < len(tokens))
         self._encode = tokenizer.encode_plain
 
     def __call__(self, text: str) -> list[int]:

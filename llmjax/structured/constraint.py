@@ -10,6 +10,7 @@ from llguidance import LLExecutor, LLMatcher
 from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
 from ..errors import StructuredOutputError
+from .ending import Ending
 from .thinking import Thinking
 
 _executor: LLExecutor | None = None
@@ -30,11 +31,12 @@ class Constraint:
         allowed: bits of the only tokens that may come.
         bad_words: what may not be said.
         thinking: at the beginning of the answer, where its reasoning is bounded.
+        ending: brings it to its grammar's end before its tokens are used up.
 
     Attributes:
         forced: the tokens that come next, whatever the model would say; empty where it has a
             choice. They spell what the grammar leaves no choice of as the tokenizer would, or the
-            end of a reasoning that has used up its budget.
+            end of a reasoning that has used up its budget, or of an output that is to be ended.
     """
 
     def __init__(
@@ -43,9 +45,10 @@ class Constraint:
         allowed: Int[np.ndarray, " W"] | None = None,
         bad_words: BadWords | None = None,
         thinking: Thinking | None = None,
+        ending: Ending | None = None,
     ):
         self.matcher, self.allowed, self._bad_words = matcher, allowed, bad_words or {}
-        self._thinking = thinking
+        self._thinking, self._ending = thinking, ending
         self._longest = max(map(len, self._bad_words), default=0)
         self._last: list[int] = []
         self.forced: list[int] = self._find_forced()
@@ -71,12 +74,21 @@ class Constraint:
             self._last = [*self._last, token_id][-self._longest :]
         if self._thinking is not None:
             self._thinking.accept(token_id)
+        if self._ending is not None:
+            self._ending.accept(token_id)
         self.forced = self.forced[1:] or self._find_forced()
 
     @property
     def is_complete(self) -> bool:
         """Nothing more is allowed."""
-        return self.matcher is not None and self.matcher.is_stopped()
+        return self.matcher is not None and (
+            self.matcher.is_stopped() or (self.is_cut_short and not self.forced)
+        )
+
+    @property
+    def is_cut_short(self) -> bool:
+        """It was brought to its end, as its tokens would not have lasted for more."""
+        return self._ending is not None and self._ending.is_due
 
     def narrow(self, mask: Int[np.ndarray, " W"]) -> None:
         """Takes out of a mask what the grammar does not know of."""
@@ -109,6 +121,11 @@ class Constraint:
             return self._thinking.forced
         if self.matcher is None or self.allowed is not None or self._bad_words:
             return []  # the grammar alone does not say what is left
+        if self._ending is not None:
+            if self._ending.is_due:
+                return []
+            if end := self._ending.find(self.matcher):
+                return end
         return self.matcher.compute_ff_tokens()
 
 

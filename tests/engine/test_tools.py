@@ -141,7 +141,7 @@ def tokenizers(llm) -> list[Tokenizer]:
 def accepted(tokenizer: Tokenizer, wanted: StructuredOutputs, text: str) -> bool:
     compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size)
     params = SamplingParams(structured_outputs=wanted)
-    constraint = compiler.compile(params).result().start()
+    constraint = compiler.compile(params).result().start(4096)
     ids = tokenizer.encode(text, add_special_tokens=False)
     try:
         for token in (*ids, min(tokenizer.eos_token_ids)):

@@ -71,7 +71,7 @@ def test_the_grammar_closes_them_where_that_is_asked_for(tiny_model):
     for closes in (False, True):
         bound = StructuredOutputs(json=A, disable_additional_properties=closes)
         rules = compiler.compile(SamplingParams(structured_outputs=bound)).result()
-        matcher = rules.start().matcher
+        matcher = rules.start(99).matcher
         allowed.append(all(map(matcher.consume_token, text)) and matcher.is_accepting())
     compiler.close()
     assert allowed == [True, False]

@@ -44,7 +44,7 @@ def groups(draft: str):
 
 
 def allows(rules, text: str, tokenizer) -> bool:
-    matcher = rules.start().matcher
+    matcher = rules.start(4096).matcher
     tokens = tokenizer.encode(text, add_special_tokens=False)
     return all(map(matcher.consume_token, tokens)) and matcher.is_accepting()
 

@@ -13,7 +13,7 @@ def test_they_are_the_same_however_many_threads_make_them(tiny_model, monkeypatc
     wanted = [StructuredOutputs(regex=regex) for regex in ("[0-9]+", "[a-f]+", "x?y", "é|ü", "..")]
     params = [SamplingParams(structured_outputs=one) for one in wanted]
     params.append(SamplingParams(allowed_token_ids=[3, 64]))
-    constraints = [compiler.compile(one).result().start() for one in params]
+    constraints = [compiler.compile(one).result().start(64) for one in params]
     compiler.close()
     masks, in_threads = {}, []
     fill = constraint.fill_next_token_bitmask_par
