@@ -5,7 +5,8 @@
 
 Lines of {"id", "question", "function"}; what is accepted is read from `possible_answer/` beside
 each file, where it is there. Every question is asked twice: with `tool_choice` "required", whose
-arguments must be valid by the function's schema, also where `--max-tokens` cuts them short, and "auto", where the model may also just answer. For docs/benchmarks/tools.md.
+arguments must be valid by the function's schema, also where `--max-tokens` cuts them short, and
+"auto", where the model may also just answer. For docs/benchmarks/tools.md.
 """
 
 from __future__ import annotations

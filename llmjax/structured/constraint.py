@@ -61,13 +61,13 @@ class Constraint:
                 from, or the grammar has become too complex to be followed.
         """
         error = None
-        if not self._allows(token_id):
+        if self.matcher is not None and self.matcher.is_error():
+            error = self.matcher.get_error()  # it could say nothing of what may come
+        elif not self._allows(token_id):
             error = _NOTHING_LEFT
         elif self.matcher is not None and not self.matcher.consume_token(token_id):
-            if self.allowed is not None or self._bad_words:
-                error = _NOTHING_LEFT
-            else:
-                error = self.matcher.get_error() or f"token {token_id} is not allowed"
+            is_narrowed = self.allowed is not None or self._bad_words
+            error = _NOTHING_LEFT if is_narrowed else self.matcher.get_error()
         if error is not None:
             raise StructuredOutputError(f"the output cannot go on: {error.splitlines()[0]}")
         if self._longest:

@@ -231,6 +231,21 @@ async def test_what_is_refused(field, value):
         assert (await post(client))[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "f"}}, "tool_choice.name"),
+        ({"tools": [{"name": "f", "input_schema": {"type": 3}}]}, "tools[0].input_schema"),
+    ],
+)
+@run_async
+async def test_what_chats_refuse_names_the_fields_of_this_api(fields, named):
+    async with client_of(EngineDouble()) as client:
+        status, body = await post(client, **fields)
+        assert status == 400 and named in body["error"]["message"], body
+        assert ".function" not in body["error"]["message"]
+
+
 @run_async
 async def test_a_budget_of_thinking():
     double = engine(*SAID, template="</think> {{ thinking }}")

@@ -328,6 +328,9 @@ def _chat(values: Json, limits: Limits, **optional: Any) -> ChatRequest:
 _OTHER_NAMES = (
     (re.compile(r"\bthinking_token_budget\b"), "thinking.budget_tokens"),
     (re.compile(r"\breasoning_effort\b"), "thinking.type"),
+    (re.compile(r"\bresponse_format(\.json_schema)?\b"), "output_format"),
+    (re.compile(r"\b(tools\[\d+\])\.function\.parameters\b"), r"\1.input_schema"),
+    (re.compile(r"\b(tools\[\d+\]|tool_choice)\.function\b"), r"\1"),
 )
 
 
