@@ -19,8 +19,10 @@ sim $conv --device a100-80gb --model llama-2-13b --num-requests 2000 --request-r
     --prefill-chunk-size 2048 --baselines --plot simulate-a100.png
 sim $conv --device l4 --num-requests 1000 --request-rate 5 --baselines
 sim $conv --device l4 --num-requests 1000 --request-rate 10 --weight-dtype int8
-sim --trace $MOONCAKE/conversation_trace.jsonl --max-queue-len none --model llama-3.1-8b \
-    --num-requests 1500 --prefill-chunk-size 2048
+for chunk in 2048 8192; do
+    sim --trace $MOONCAKE/conversation_trace.jsonl --max-queue-len none --model llama-3.1-8b \
+        --num-requests 1500 --prefill-chunk-size $chunk
+done
 
 # Goodput by rate.
 for rate in 8 16 20 24; do

@@ -122,7 +122,7 @@ class EngineThread:
                 request.id, ShutdownError("the engine is shutting down and takes no new requests")
             )
             return
-        rules = self.engine.grammars.compile(request.params)
+        rules = self.engine.grammars.compile(request.params, is_bounded=True)
         if rules is None:
             self._send(request)
             return

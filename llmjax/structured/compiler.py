@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import OrderedDict
+import weakref
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from llguidance import (
 )
 from llguidance.numpy import fill_next_token_bitmask
 
-from ..errors import InvalidRequestError
+from ..errors import InvalidRequestError, QueueFullError
 from ..request import SamplingParams
 from ..structured_outputs import StructuredOutputs
 from ..tokenizer import Tokenizer
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 _REMEMBERED, _CHARS_REMEMBERED = 256, 500_000
 """Compiled grammars, and characters of what they were asked as: each is some hundred bytes."""
+_CHARS_IN_USE = 4_000_000
+"""Characters of what requests of clients are bound to at once, the same counted once."""
 _CHARS_KEPT = 16_384
 """Of a schema that is remembered to be sound."""
 _LIMITS = LLParserLimits(initial_lexer_fuel=FUEL, verbose_errors=False)
@@ -83,31 +86,68 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, num_threads: int = 2):
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._pool = ThreadPoolExecutor(num_threads, "llmjax-grammar")
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # rules may be collected wherever they are
         self._known: OrderedDict[StructuredOutputs, Future[LLMatcher]] = OrderedDict()
+        self._in_use: Counter[StructuredOutputs] = Counter()
+        self._chars_in_use = 0
         special = {i: tokenizer.token_text(i) for i in tokenizer.special_ids if i < vocab_size}
         self._prover = Prover(vocab_size, special, sorted(tokenizer.eos_token_ids))
 
-    def compile(self, params: SamplingParams) -> Future[Rules] | None:
+    def compile(self, params: SamplingParams, *, is_bounded: bool = False) -> Future[Rules] | None:
         """What a request's parameters bind its outputs to, some time later; None is nothing.
 
-        The future raises `InvalidRequestError` where there is no such grammar.
+        Args:
+            is_bounded: refuse what would take too much memory beside what is in use.
+
+        The future raises `InvalidRequestError` where there is no such grammar, and
+        `QueueFullError` where there is too much of it already.
         """
         if not params.constrained:
             return None
-        if params.structured_outputs is None:
+        wanted = params.structured_outputs
+        if wanted is None:
             return self._pool.submit(self._rules, params, None)
         rules: Future[Rules] = Future()
         rules.set_running_or_notify_cancel()  # who waits may go, what is settled stays
+        unsettled = [rules]  # a remembered grammar's future goes on to hold `settle`
 
         def settle(grammar: Future[LLMatcher]) -> None:
+            rules = unsettled.pop()
             try:
-                rules.set_result(self._rules(params, grammar.result()))
+                found = self._rules(params, grammar.result())
             except BaseException as error:
+                self._let_go(wanted)
                 rules.set_exception(error)
+            else:
+                weakref.finalize(found, self._let_go, wanted).atexit = False
+                rules.set_result(found)
 
-        self._grammar(params.structured_outputs).add_done_callback(settle)
+        try:
+            self._use(wanted, is_bounded)
+        except QueueFullError as error:
+            rules.set_exception(error)
+        else:
+            self._grammar(wanted).add_done_callback(settle)
         return rules
+
+    def _use(self, wanted: StructuredOutputs, is_bounded: bool) -> None:
+        with self._lock:
+            if not self._in_use[wanted]:
+                chars = self._chars_in_use + wanted.size
+                if is_bounded and chars > _CHARS_IN_USE:
+                    raise QueueFullError(
+                        f"{wanted.label}: requests under way would be bound to {chars} characters "
+                        f"of schemas and grammars, allowed: up to {_CHARS_IN_USE}"
+                    )
+                self._chars_in_use = chars
+            self._in_use[wanted] += 1
+
+    def _let_go(self, wanted: StructuredOutputs) -> None:
+        with self._lock:
+            self._in_use[wanted] -= 1
+            if not self._in_use[wanted]:
+                del self._in_use[wanted]
+                self._chars_in_use -= wanted.size
 
     def _rules(self, params: SamplingParams, matcher: LLMatcher | None) -> Rules:
         # Here, as jax comes with it, which a frontend does without.
