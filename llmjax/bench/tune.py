@@ -4,47 +4,48 @@ from __future__ import annotations
 
 import logging
 import math
-import time
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
-import jax
-import jax.numpy as jnp
-from flax import nnx
+from tqdm.auto import tqdm
 
 from llmjax_kernels import tuned
 from llmjax_kernels.gpu import target
-from llmjax_kernels.quant_matmul import QuantWeight, format_here, jax_triton, weight_shapes
-from llmjax_kernels.quant_matmul.args import QuantMatmulArgs
-from llmjax_kernels.quant_matmul.shapes import OP, Shape, by_rule, candidates, size_of
+from llmjax_kernels.kv_format import KV_FORMATS
 from llmjax_kernels.triton_call import available
-from llmjax_kernels.weight_format import QUANTISATIONS
 
+from ..config import CompileConfig, SchedulerConfig
+from ..engine.buckets import Buckets
 from ..errors import ConfigError
-from ..models import Decoder, DecoderConfig
+from ..models import DecoderConfig
+from .tune_cases import Case, attention_case, attentions_of, product_case, products_of
 
 log = logging.getLogger(__name__)
 
-CACHED = 1 << 28
-"""Bytes: several times a GPU's L2 cache, out of which no weight is to come."""
-RUNS = 20
 GAIN = 0.98
 """A shape replaces another if it takes less than this share of its time: not by noise."""
-Seconds = Callable[[QuantMatmulArgs, Shape], float]
-"""What a product takes; infinite where it cannot be computed so."""
+S = TypeVar("S")
 
 
 def tune(
     config: DecoderConfig,
-    quantization: str,
+    quantization: str | None,
     rows: Sequence[int],
+    *,
+    kv_format: str = "bfloat16",
+    max_model_len: int | None = None,
+    block_size: int = 16,
     folder: Path | None = None,
 ) -> Path:
-    """Times the products of a model and writes down what was best; the file.
+    """Times the attention of a model in the steps of an engine, and its products with quantised
+    weights, and writes down what was best after each; the file.
 
     Args:
-        rows: numbers of tokens in a step.
+        quantization: of the weights; None is floats, whose products are XLA's.
+        rows: numbers of tokens in a step, of the products.
+        kv_format: of the pages.
+        max_model_len: by default the model's own.
         folder: for the file; by default where kernels look.
 
     Raises:
@@ -56,80 +57,40 @@ def tune(
             "llmjax tune times kernels on an NVIDIA GPU with Triton (the extra `gpu`), and there "
             "is none here"
         )
-    found: dict[str, dict[str, int]] = {}
-    for args in products_of(config, quantization, rows):
-        rule = by_rule(args, gpu)
-        best, before, after = search(args, rule, _seconds)
-        log.info("%s: %s, %.1f us (by rule %.1f)", size_of(args), best, 1e6 * after, 1e6 * before)
-        found[size_of(args)] = best._asdict()
-    return tuned.save(gpu.kind, OP, found, folder)
+    longest = max_model_len or config.max_position
+    buckets = Buckets(
+        SchedulerConfig(), CompileConfig(), max_model_len=longest, block_size=block_size
+    ).all
+    attentions = attentions_of(config, KV_FORMATS[kv_format], buckets, block_size)
+    cases: list[Case] = [attention_case(args, gpu) for args in attentions]
+    if quantization is not None:
+        cases += [product_case(args, gpu) for args in products_of(config, quantization, rows)]
+    path = tuned.path_of(gpu.kind, folder)
+    for case in tqdm(cases, desc="timing kernels"):
+        best, before, after = search(case)
+        log.info("%s: %s, %.1f us (by rule %.1f)", case.size, best, 1e6 * after, 1e6 * before)
+        path = tuned.save(gpu.kind, case.op, {case.size: best._asdict()}, folder)
+    return path
 
 
-def products_of(
-    config: DecoderConfig, quantization: str, rows: Iterable[int]
-) -> list[QuantMatmulArgs]:
-    """Shapes of the products of a decoder, each size once."""
-    state = nnx.state(nnx.eval_shape(lambda: Decoder(config, jnp.dtype(jnp.bfloat16))))
-    head = "embed" if config.tie_embeddings else "head"
-    found: dict[str, QuantMatmulArgs] = {}
-    for path, leaf in nnx.to_flat_state(state):
-        name, ends = quantization, path[0] in ("embed", "head")
-        if len(leaf.shape) != 2 or (ends and (path[0] != head or name not in QUANTISATIONS)):
-            continue
-        format = format_here("int8" if ends else name)
-        for M in rows:
-            N, K = leaf.shape
-            x = jax.eval_shape(partial(jnp.zeros, (M, K), jnp.bfloat16))
-            out_dtype = jnp.dtype(jnp.float32 if ends else jnp.bfloat16)
-            args = QuantMatmulArgs(x, weight_shapes(N, K, format), out_dtype)
-            found.setdefault(size_of(args), args)
-    return list(found.values())
-
-
-def search(args: QuantMatmulArgs, start: Shape, seconds: Seconds) -> tuple[Shape, float, float]:
-    """The best shape that single steps from `start` lead to; what it takes before and after.
+def search(case: Case[S]) -> tuple[S, float, float]:
+    """The best shape that single steps lead to from the one by rule; what it takes before and
+    after.
 
     Raises:
-        ConfigError: `start` itself cannot be computed.
+        ConfigError: the one by rule cannot be computed.
     """
-    known = {start: seconds(args, start)}
-    if math.isinf(known[start]):
-        raise ConfigError(f"{size_of(args)} cannot be computed as {start}")
-    best = start
+    best = case.start
+    known = {best: case.seconds(best)}
+    if math.isinf(known[best]):
+        raise ConfigError(f"{case.op} {case.size} cannot be computed as {best}")
+    before = known[best]
     while True:
-        for shape in candidates(args, best):
+        near = list(case.near(best))
+        for shape in near:
             if shape not in known:
-                known[shape] = seconds(args, shape)
-        nearest = min(candidates(args, best), key=known.__getitem__)
+                known[shape] = case.seconds(shape)
+        nearest = min(near, key=known.__getitem__)
         if known[nearest] >= GAIN * known[best]:
-            return best, known[start], known[best]
+            return best, before, known[best]
         best = nearest
-
-
-def _seconds(args: QuantMatmulArgs, shape: Shape) -> float:
-    """Of one product on the device, its weight read from memory."""
-    gpu = target()
-    assert gpu is not None
-
-    def zeros(weight: QuantWeight) -> QuantWeight:
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), weight)
-
-    def product(x: jax.Array, weight: QuantWeight) -> jax.Array:
-        return jax_triton.run_as(QuantMatmulArgs(x, weight, args.out_dtype), shape, gpu)
-
-    weights = [zeros(args.weight) for _ in range(max(2, CACHED // _nbytes(args.weight)))]
-    x = jnp.ones(args.x.shape, args.x.dtype)
-    try:
-        compiled = jax.jit(product).lower(x, weights[0]).compile()
-        jax.block_until_ready(compiled(x, weights[0]))
-    except jax.errors.JaxRuntimeError as error:  # too much shared memory, say
-        log.debug("%s: %s", shape, error)
-        return math.inf
-    began = time.perf_counter()
-    results = [compiled(x, weights[i % len(weights)]) for i in range(RUNS)]
-    jax.block_until_ready(results)
-    return (time.perf_counter() - began) / RUNS
-
-
-def _nbytes(tree: QuantWeight) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

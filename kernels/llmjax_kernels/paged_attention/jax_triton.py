@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 from jax import ShapeDtypeStruct
@@ -18,39 +18,13 @@ from jaxtyping import Array, Float
 from ..gpu import Gpu, target
 from ..kv_format import SCALE_BYTES
 from ..layout import PagedKV
-from ..triton_call import HOPPER, available, launch, power_of_two
+from ..triton_call import available, launch, power_of_two
 from .args import AttentionArgs, AttentionSpec
-from .tiles import num_tiles
+from .shapes import LEAST_KEYS, Shape, choose_shape, dot_type, tiles_of, width_of
 
 WIDEST = 256
 """Channels of a head."""
-LEAST_KEYS = 128
-"""Of a split: with fewer, putting parts together costs more than it gains."""
-MOST_SPLITS = 64
-FILL = 4
-"""Programs for each multiprocessor: so many small tiles fit, and uneven lengths level out."""
-MOST_ELEMENTS = 8192
-"""Of the keys that are loaded together; their values are as many."""
 LOG2E = math.log2(math.e)
-
-
-class Shape(NamedTuple):
-    """How the work of `attend` is cut.
-
-    Attributes:
-        tile: tokens of a tile.
-        rows: of a tile: its tokens' heads, up to a power of two.
-        keys: loaded together.
-        warps, stages: of a program; loads of so many blocks of keys are under way at once.
-        splits: programs that share the keys of a tile.
-    """
-
-    tile: int
-    rows: int
-    keys: int
-    warps: int
-    stages: int
-    splits: int
 
 
 def supports(args: AttentionArgs) -> bool:
@@ -64,12 +38,10 @@ def supports(args: AttentionArgs) -> bool:
 
 
 def run(args: AttentionArgs) -> tuple[Float[Array, "T N H"], PagedKV]:
-    from . import triton_kernels as kernels
-
     gpu = target()
     assert gpu is not None  # supports() has said so
-    kv = write(args, gpu)
-    return _attend(kernels, gpu, args._replace(kv=kv)), kv
+    args = args._replace(kv=write(args, gpu))
+    return attend_as(args, choose_shape(args, gpu), gpu), args.kv
 
 
 def write(args: AttentionArgs, gpu: Gpu) -> PagedKV:
@@ -105,14 +77,15 @@ def write(args: AttentionArgs, gpu: Gpu) -> PagedKV:
     return replace(kv, k=k, v=v)
 
 
-def _attend(kernels: ModuleType, gpu: Gpu, args: AttentionArgs) -> Float[Array, "T N H"]:
+def attend_as(args: AttentionArgs, shape: Shape, gpu: Gpu) -> Float[Array, "T N H"]:
+    """Attention over pages in which the step's keys and values are, cut in a certain way."""
+    from . import triton_kernels as kernels
+
     q, kv, batch, spec = args.q, args.kv, args.batch, args.spec
     T, N, H = q.shape
     S, P = batch.block_tables.shape
     K = kv.k.shape[2]
-    shape = choose_shape(args, gpu)
     split = shape.splits > 1
-    tiles = S if batch.decode_only else num_tiles(T, S, shape.tile)
     tables = (batch.query_starts, batch.kv_lens, batch.block_tables)
     inputs = (q, kv.k, kv.v, *tables, _sinks(args), T, S, P)
     result = ShapeDtypeStruct(q.shape, q.dtype)
@@ -121,7 +94,7 @@ def _attend(kernels: ModuleType, gpu: Gpu, args: AttentionArgs) -> Float[Array, 
     scale, cap = scale_and_cap(spec)
     out, largest, total = launch(
         kernels.attend,
-        (tiles, K, shape.splits),
+        (tiles_of(args, shape), K, shape.splits),
         (*inputs, shape.splits),
         [ShapeDtypeStruct((*parts, H), jnp.float32) if split else result, sums, sums],
         {},
@@ -166,7 +139,7 @@ def combine(
         SPLITS=power_of_two(splits),
         HEADS=N,
         H=H,
-        WIDTH=_width(H),
+        WIDTH=width_of(H),
         SINKS=args.sinks is not None,
     )[0]
 
@@ -179,52 +152,12 @@ def scale_and_cap(spec: AttentionSpec) -> tuple[float, float]:
     return 2 * spec.scale * LOG2E / spec.softcap, spec.softcap * LOG2E
 
 
-def choose_shape(args: AttentionArgs, gpu: Gpu) -> Shape:
-    """By rule: tiles as large as registers and shared memory allow, splits until the chip is full.
-
-    How many splits there are depends on the bucket alone; where they begin, on the true lengths.
-    """
-    T, N, H = args.q.shape
-    S = args.batch.block_tables.shape[0]
-    K, decode_only = args.kv.k.shape[2], args.batch.decode_only
-    group, width = N // K, _width(H)
-    exact = _dot_type(args) == jnp.float32  # multiplied one by one, in registers
-    hopper, scaled = gpu.compute_capability >= HOPPER, args.kv.format.is_scaled
-    rows, keys = 16, 16 if exact else min(64, MOST_ELEMENTS // width)
-    # An A100's matrix units take operands from registers, of which there are too few for more.
-    most = 16384 if hopper or not scaled else 8192
-    if not (decode_only or exact):
-        rows = min(128, most // max(width, 128), power_of_two(T * group))
-        keys = keys if hopper else keys // 2
-    rows = max(rows, 16, power_of_two(group))
-    tile = 1 if decode_only else rows // group
-    tiles = S if decode_only else num_tiles(T, S, tile)
-    splits = choose_splits(args, tiles, gpu)
-    large = width > 128 or (hopper and rows > 16) if exact else rows * width >= most
-    warps = 8 if large else 4
-    return Shape(tile, rows, keys, warps, 2 if exact else 3, splits)
-
-
-def choose_splits(args: AttentionArgs, tiles: int, gpu: Gpu) -> int:
-    """As many programs for each of `tiles` and kv heads as fill the chip."""
-    _, page_size, K, _ = args.kv.k.shape
-    filled = -(-FILL * gpu.multiprocessors // (tiles * K))
-    most = args.batch.block_tables.shape[1] * page_size // LEAST_KEYS
-    return max(1, min(filled, most, MOST_SPLITS))
-
-
 def _sinks(args: AttentionArgs) -> Float[Array, " N_or_1"]:
     return jnp.zeros(1, jnp.float32) if args.sinks is None else args.sinks.astype(jnp.float32)
 
 
-def _dot_type(args: AttentionArgs) -> jnp.dtype:
-    """In which queries and keys are multiplied; codes are exact in all of them."""
-    format = args.kv.format
-    return args.q.dtype if format.is_scaled else jnp.promote_types(args.q.dtype, format.dtype)
-
-
 def _types(kernels: ModuleType, args: AttentionArgs) -> dict[str, Any]:
-    dot = value = _dot_type(args)
+    dot = value = dot_type(args)
     if args.kv.format.is_scaled and dot == jnp.float16:
         # Weights times scales may be less than float16 has.
         value = jnp.dtype(jnp.bfloat16)
@@ -243,12 +176,7 @@ def _rows(kernels: ModuleType, args: AttentionArgs) -> dict[str, Any]:
         "KV_HEADS": args.kv.k.shape[2],
         "H": H,
         "ROW": format.width(H),
-        "WIDTH": _width(H),
+        "WIDTH": width_of(H),
         "STORED": getattr(kernels.tl, (format.storage if format.is_scaled else format.dtype).name),
         "CODE": codes.get(format.name, kernels.FLOAT).value,
     }
-
-
-def _width(head_dim: int) -> int:
-    """Channels that a program computes: a power of two, and what a matrix unit takes."""
-    return max(16, power_of_two(head_dim))

@@ -17,6 +17,7 @@ from ..layout import PagedKV
 from ..triton_call import HOPPER, available
 from . import jax_triton
 from .args import AttentionArgs
+from .shapes import LEAST_KEYS, choose_splits
 from .tiles import cut_into_tiles
 
 HEAD_DIMS = (64, 128, 256)
@@ -103,7 +104,7 @@ def _decode(args: AttentionArgs, gpu: Gpu) -> Float[Array, "S N H"]:
     q, kv, batch, spec = args.q, args.kv, args.batch, args.spec
     S, N, H = q.shape
     K = kv.k.shape[2]
-    splits = jax_triton.choose_splits(args, S, gpu)
+    splits = choose_splits(args, S, gpu)
     parts, largest, total = kernels.attend(
         q.reshape(S, K, N // K, H),
         kv.format.decode(kv.k, q.dtype),
@@ -111,7 +112,7 @@ def _decode(args: AttentionArgs, gpu: Gpu) -> Float[Array, "S N H"]:
         batch.kv_lens,
         batch.block_tables,
         common.Arithmetic(*jax_triton.scale_and_cap(spec), spec.window or 0),
-        kernels.Cut(splits, choose_stages(H), jax_triton.LEAST_KEYS // KEYS),
+        kernels.Cut(splits, choose_stages(H), LEAST_KEYS // KEYS),
     )
 
     def of_heads(rows: Float[Array, "S K splits rows"]) -> Float[Array, "S N splits"]:

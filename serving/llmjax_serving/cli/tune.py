@@ -13,16 +13,29 @@ from .flags import set_up_logging
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", metavar="MODEL", help="whose products: a catalogue name, folder, or hub id"
+        "model", metavar="MODEL", help="whose steps: a catalogue name, folder, or hub id"
     )
-    parser.add_argument("--quantization", required=True, choices=QUANTIZATIONS)
+    parser.add_argument(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        help="of the weights, whose products are timed too [floats, which XLA multiplies]",
+    )
+    parser.add_argument(
+        "--kv-cache-dtype",
+        choices=("bfloat16", "float16", "int8", "fp8_e4m3", "fp8_e5m2"),
+        default="bfloat16",
+        help="of the pages [bfloat16]",
+    )
+    parser.add_argument(
+        "--max-model-len", type=int, metavar="N", help="most tokens of a request [the model's own]"
+    )
     parser.add_argument(
         "--tokens",
         type=int,
         nargs="+",
         default=[16, 32, 64, 256, 2048],
         metavar="T",
-        help="in a step [16 32 64 256 2048]",
+        help="in a step, for products [16 32 64 256 2048]",
     )
     parser.add_argument(
         "--output",
@@ -43,8 +56,18 @@ def run(args: argparse.Namespace) -> int:
 
     if min(args.tokens) < 1:
         raise ConfigError(f"--tokens is {args.tokens}, allowed: 1 or more each")
+    if args.max_model_len is not None and args.max_model_len < 1:
+        raise ConfigError(f"--max-model-len is {args.max_model_len}, allowed: 1 or more")
     if args.output is not None and not args.output.is_dir():
         raise ConfigError(f"--output is {args.output}, which is no folder")
     config, _ = open_checkpoint(resolve_model(args.model)).read_architecture()
-    print(tune(require_decoder(config), args.quantization, args.tokens, args.output))
+    path = tune(
+        require_decoder(config),
+        args.quantization,
+        args.tokens,
+        kv_format=args.kv_cache_dtype,
+        max_model_len=args.max_model_len,
+        folder=args.output,
+    )
+    print(path)
     return 0

@@ -21,6 +21,7 @@ from llmjax_kernels.paged_attention import (
     jax_triton,
     mosaic_gpu,
     serving,
+    shapes,
 )
 
 A100, H100, BLACKWELL, OLD = Gpu(80, 108), Gpu(90, 132), Gpu(100, 148), Gpu(75, 72)
@@ -188,18 +189,22 @@ def test_a_missing_installation_is_said_once(monkeypatch, caplog):
 )
 def test_a_shape_covers_its_work(T, S, K, group, H, dtype, kv, gpu):
     args = arguments(T, S, K * group, K, H, dtype, kv)
-    shape = jax_triton.choose_shape(args, gpu)
+    shape = shapes.choose_shape(args, gpu)
     assert shape.rows & (shape.rows - 1) == 0 and 16 <= shape.rows <= 128
     assert 1 <= shape.tile <= shape.rows // group
     assert shape.keys & (shape.keys - 1) == 0 and shape.keys >= 16  # what a matrix unit takes
-    assert 1 <= shape.splits <= jax_triton.MOST_SPLITS
+    assert 1 <= shape.splits <= shapes.MOST_SPLITS
     if args.batch.decode_only:
         assert shape.tile == 1
+    for other in shapes.candidates(args, shape):  # what is timed
+        assert 1 <= other.tile <= other.rows // group
+        assert other.tile == 1 or not args.batch.decode_only
+        assert 1 <= other.splits <= shapes.most_splits(args)
 
 
 def test_a_lone_sequence_fills_the_chip_and_a_crowd_is_not_split():
     def splits(T, S, **options):
-        return jax_triton.choose_shape(arguments(T, S, N=32, K=8, H=128, **options), H100).splits
+        return shapes.choose_shape(arguments(T, S, N=32, K=8, H=128, **options), H100).splits
 
     assert 8 * splits(1, 1, P=512) >= 3 * H100.multiprocessors
     assert splits(1, 1, P=4) == 1  # 64 tokens at most
@@ -207,4 +212,4 @@ def test_a_lone_sequence_fills_the_chip_and_a_crowd_is_not_split():
     assert splits(2048, 8, P=512) == 1
     longer = arguments(1, 1, P=512)
     wider = longer._replace(batch=replace(longer.batch, decode_only=False))
-    assert jax_triton.choose_shape(wider, H100).splits > 1
+    assert shapes.choose_shape(wider, H100).splits > 1
