@@ -77,17 +77,21 @@ class Admission:
                 matches[seq] = self.cache.match(seq)
             return matches[seq]
 
-        room = _Budget(self, running)
+        room, passed_by = _Budget(self, running), False
         for seq in self.waiting.in_order(lambda seq: match(seq).num_tokens):
             if seq.in_flight or not seats or (early is not None and rank(early) < rank(seq)):
                 return
             if self.waits(seq, match(seq)):
+                passed_by = True
                 continue
             start = match(seq).num_tokens
             if not room.takes(seq, self.cache.needed(seq, match(seq))):
                 spare = room.spare() - self.cache.needed(seq, match(seq), start)
-                end = self._far(seq, start, start // self.cache.layout.block_size, spare)
-                if early is None and end > start:
+                end = self._far(
+                    seq, start, start // self.cache.layout.block_size, spare, self._least
+                )
+                # It would keep back those that it passes by, until there is room for all of it.
+                if early is None and end > start and not passed_by:
                     yield Candidate(seq, start, end)
                 return
             yield Candidate(seq, start, len(seq.tokens))
@@ -122,26 +126,38 @@ class Admission:
         if seq is None:
             return None
         room, held, missing = _Budget(self, running), cache.num_held(seq), cache.missing(seq)
-        head, rank = next(self.waiting.in_order(lambda _: 0), None), self.waiting.rank
-        is_next = head is None or rank(seq) < rank(head)
-        if is_next and room.takes(seq, missing, held):
+        if self.head is seq and room.takes(seq, missing, held):
             cache.complete(seq)
             self.early = None
             if self.forecast is not None:
                 self.forecast.begin(seq, held + missing)
             return seq
         blocks = max(map(len, seq.block_tables))
-        self._early_end = self._far(seq, seq.num_computed, blocks, room.spare(held))
+        # Alone it goes on, or nothing does.
+        least = 0 if self._least and len(running) == 1 else self._least
+        self._early_end = self._far(seq, seq.num_computed, blocks, room.spare(held), least)
         return None
 
-    def _far(self, seq: Sequence, start: int, blocks: int, spare: int) -> int:
+    @property
+    def head(self) -> Sequence | None:
+        """Who is to be admitted next: what began early, or the first that waits."""
+        first, rank = next(self.waiting.in_order(lambda _: 0), None), self.waiting.rank
+        if self.early is None or (first is not None and rank(first) < rank(self.early)):
+            return first
+        return self.early
+
+    def _far(self, seq: Sequence, start: int, blocks: int, spare: int, least: int | None) -> int:
         """How far one is computed early that has `blocks` pages of a group and may have `spare`
-        more; `start`: not at all."""
+        more; `start`: not at all.
+
+        Args:
+            least: tokens that are worth it; None is no part of a prompt.
+        """
         layout, size = self.cache.layout, self.cache.layout.block_size
         last = min(layout.whole(len(seq.tokens)), len(seq.tokens) - 1) // size * size
         held = max(start, min(last, blocks * size))
         end = min(last, (blocks + max(0, spare) // layout.num_groups) * size)
-        if self._least is None or end - start < min(self._least, last - start):
+        if least is None or end - start < min(least, last - start):
             return held
         return max(held, end)
 

@@ -353,11 +353,12 @@ class Engine:
         self.metrics.decode_tokens.inc(plan.num_decoded)
         self.metrics.prefill_tokens.inc(plan.num_tokens - plan.num_decodes)
         now = time.monotonic()
-        for chunk in plan.admitted:
-            chunk.seq.request.began = chunk.seq.request.began or now
-            if not chunk.seq.started:
-                chunk.seq.started = now
-                self.metrics.queue_time.observe(now - chunk.seq.request.arrival_time)
+        for seq in (chunk.seq for chunk in plan.chunks):
+            # What began early waits for its turn.
+            if not seq.started and seq is not self.scheduler.lives.admission.early:
+                seq.started = now
+                seq.request.began = seq.request.began or now
+                self.metrics.queue_time.observe(now - seq.request.arrival_time)
 
     def _observe_first_tokens(self, plan: Plan) -> None:
         """Before a step is committed that gives them."""

@@ -165,10 +165,8 @@ class Lives:
         if seq.in_flight or not self.admission.admit(at, fits):
             return False
         seq.status = Status.RUNNING
-        if not seq.num_preemptions and not seq.index:
-            self.waiting.pace.begun(self.clock())
         if seq is not self.admission.early:
-            self._deadlines.begun(seq.request.id)
+            self._had_its_turn(seq)
         seq.slot = self.free_slots.pop()
         self.running[seq] = None
         self.fresh.add(seq)
@@ -178,7 +176,12 @@ class Lives:
         """Admits what began early, where it can be; see `Admission.review`."""
         seq = self.admission.review(self.running)
         if seq is not None:
-            self._deadlines.begun(seq.request.id)
+            self._had_its_turn(seq)
+
+    def _had_its_turn(self, seq: Sequence) -> None:
+        if not seq.num_preemptions and not seq.index:
+            self.waiting.pace.begun(self.clock())
+        self._deadlines.begun(seq.request.id)
 
     def preempt(self, seq: Sequence) -> None:
         """Sends a running sequence back to the waiting ones."""

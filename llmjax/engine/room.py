@@ -29,10 +29,7 @@ class Room:
         self._lives.review()
 
     def _preempt_for_head(self) -> None:
-        waiting, early = self._lives.waiting, self._lives.admission.early
-        head = next(waiting.in_order(lambda _: 0), None)
-        if early is not None and (head is None or waiting.rank(early) < waiting.rank(head)):
-            head = early
+        head, early = self._lives.admission.head, self._lives.admission.early
         if head is None:
             return
         while any(self._makes_way(s, head) for s in self._lives.running):

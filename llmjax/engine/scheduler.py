@@ -17,8 +17,8 @@ The rules:
   step in flight: as many parts are under way as there are stages, so that all have work.
 - On page shortage a running sequence of the least priority goes back to the waiting ones: none
   that ranks before the one in need, and of the others one that loses least work. So the first
-  in rank always goes on. What a preempted sequence has computed stays in the cache for as long
-  as there is room.
+  in rank always goes on, of those that are admitted: what began early makes way for them. What a
+  preempted sequence has computed stays in the cache for as long as there is room.
 - What a grammar leaves no choice of is computed at once where a step has room for it, and else
   token by token, as a decode.
 - A plan of decodes alone may have several steps (`lookahead.py`).

@@ -1,10 +1,14 @@
 """What there is no room for begins early: it is computed as far as others do not need the pages."""
 
+import time
+
 import pytest
 
+from llmjax import LLM, SamplingParams
+from llmjax.cache.layout import KVLayout
 from llmjax.config import SchedulerConfig
 from llmjax.errors import QueueTimeoutError
-from llmjax.request import Status
+from llmjax.request import Request, RequestOptions, Status
 
 from .scheduler_harness import Harness
 
@@ -195,3 +199,83 @@ def test_what_is_on_its_way_is_given_up_where_the_device_has_failed():
     assert h.scheduler.lives.admission.early is None
     h.drain()
     h.scheduler.check_balance()
+
+
+@pytest.mark.parametrize("margin", [0.5, 1.5])
+@pytest.mark.parametrize("kin", ["choices", "a shared beginning"])
+def test_it_does_not_begin_before_those_that_it_passes_by(kin, margin):
+    """They wait for a beginning that another computes, and it would keep them waiting."""
+    h = Harness(
+        SchedulerConfig(max_num_seqs=8, prefill_chunk_size=8, forecast_margin=margin),
+        num_blocks=24,
+        depth=1,
+        max_model_len=80,
+    )
+    n = 3 if kin == "choices" else 1
+    first, *others = h.add([2] * 31 + [3], id="first", n=n, max_tokens=20, ignore_eos=True)
+    h.step()
+    if not others:
+        others = h.add([2] * 31 + [6], id="kin", max_tokens=2, ignore_eos=True)
+    (big,) = h.add([4] * 62 + [5], id="big", max_tokens=4, ignore_eos=True)
+    for _ in range(7):
+        h.step()
+    assert first.output_len and all(seq.output_len for seq in others)
+    assert not big.output_len
+    h.drain()
+    h.check_outputs()
+
+
+def test_alone_it_goes_on_in_small_pieces():
+    """In a pool of just what one sequence takes at most, part of which it holds for a window."""
+    windows, chunk = (8,), 128
+    pages = KVLayout(4, windows).most_pages(400, chunk)
+    h = Harness(
+        SchedulerConfig(
+            max_num_seqs=8,
+            prefill_chunk_size=chunk,
+            max_num_batched_tokens=512,
+            forecast_margin=None,
+        ),
+        num_blocks=pages,
+        depth=1,
+        caching=False,
+        windows=windows,
+        max_model_len=400,
+    )
+    h.add([2] * 84 + [3], id="old", max_tokens=5, ignore_eos=True)
+    h.step()
+    (new,) = h.add([4] * 393 + [5], id="new", max_tokens=2, ignore_eos=True)
+    h.drain()
+    assert new.status is Status.FINISHED
+    h.check_outputs()
+
+
+def test_who_is_cut_off_before_its_turn_never_began(tiny_model):
+    """Nothing is charged for it, and its time in the queue goes on."""
+    sizes = {"block_size": 4, "max_num_seqs": 8, "token_buckets": (32,), "seq_buckets": (8,)}
+    sizes |= {"prefill_chunk_size": 16, "max_model_len": 128, "num_gpu_blocks_override": 32}
+    with LLM(str(tiny_model), background=False, **sizes) as llm:
+
+        def ask(name, length, output, **options):
+            params = SamplingParams(max_tokens=output, ignore_eos=True)
+            request = Request(name, [len(name)] * length, params, frozenset())
+            request.options = RequestOptions(**options)
+            request.arrival_time = time.monotonic()
+            llm.engine.add(request)
+            return request
+
+        old = ask("old", 60, 60)
+        for _ in range(4):
+            llm.engine.step()
+        new = ask("newer", 100, 4, queue_timeout=0.5)
+        admission, was_early, error = llm.engine.scheduler.lives.admission, False, None
+        while error is None:
+            for delta in llm.engine.step():
+                error = error or delta.error
+            was_early |= admission.early is not None
+            time.sleep(0.03)
+        assert was_early and isinstance(error, QueueTimeoutError)
+        assert old.began and not new.began
+        llm.engine.abort("old")
+        while llm.engine.has_work:
+            llm.engine.step()
