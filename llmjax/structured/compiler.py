@@ -34,7 +34,7 @@ from ..structured_outputs import StructuredOutputs
 from ..tokenizer import Tokenizer
 from .closing import closed
 from .constraint import BadWords, Constraint, as_bits
-from .ending import Endings
+from .ending import LEAST_ROOM, EndFinder, Ending
 from .formats import without_unknown_formats
 from .lark import WHITESPACE, after_reasoning, or_calls
 from .limits import check_choice, check_regex, check_schema, check_source, refuse
@@ -50,6 +50,8 @@ _CHARS_IN_USE = 4_000_000
 """Characters of what requests of clients are bound to at once, the same counted once."""
 _CHARS_KEPT = 16_384
 """Of a schema that is remembered to be sound."""
+_ENDED = ("json", "json_object", "grammar", "structural_tag")
+"""Kinds of outputs that are brought to their end: what is left out of others is what was asked."""
 _LIMITS = LLParserLimits(initial_lexer_fuel=FUEL, verbose_errors=False)
 
 
@@ -61,7 +63,7 @@ class Rules:
     allowed: Int[np.ndarray, " W"] | None
     bad_words: BadWords
     thinking: ThinkingBudget | None = None
-    endings: Endings | None = None
+    ends: EndFinder | None = None
 
     def start(self, room: int) -> Constraint:
         """Those of one sequence, before its first token.
@@ -71,7 +73,7 @@ class Rules:
         """
         matcher = self.matcher and self.matcher.deep_copy()
         thinking = None if self.thinking is None else self.thinking.start()
-        ending = None if self.endings is None else self.endings.start(room)
+        ending = Ending(self.ends, room) if self.ends and room >= LEAST_ROOM else None
         return Constraint(matcher, self.allowed, self.bad_words, thinking, ending)
 
 
@@ -156,8 +158,9 @@ class GrammarCompiler:
         allowed, words = params.allowed_token_ids, mask_words(self._vocab_size)
         bits = as_bits(allowed, words) if allowed is not None else None
         bad_words = self._bad_words(params.bad_words or ())
-        endings = None if matcher is None else self._endings
-        return Rules(matcher, bits, bad_words, self._thinking(params), endings)
+        wanted = params.structured_outputs
+        ends = self._ends if wanted is not None and wanted.kind in _ENDED else None
+        return Rules(matcher, bits, bad_words, self._thinking(params), ends)
 
     def _thinking(self, params: SamplingParams) -> ThinkingBudget | None:
         tokens, tags = params.thinking_token_budget, params.reasoning
@@ -240,8 +243,8 @@ class GrammarCompiler:
         return LLTokenizer(wrapped, n_vocab=self._vocab_size, eos_token=eos)
 
     @cached_property
-    def _endings(self) -> Endings:
-        return Endings(self._token_bytes, self._tokenizer.encode_plain)
+    def _ends(self) -> EndFinder:
+        return EndFinder(self._token_bytes, self._tokenizer.encode_within)
 
     @cached_property
     def _token_bytes(self) -> list[bytes]:
@@ -276,7 +279,7 @@ class _Vocabulary:
         self.eos_token_id, self.bos_token_id = eos_token_id, tokenizer.bos_token_id
         self.tokens = tokens
         self.special_token_ids = sorted(i for i in tokenizer.special_ids if i < len(tokens))
-        self._encode = tokenizer.encode_plain
+        self._encode = tokenizer.encode_within
 
     def __call__(self, text: str) -> list[int]:
         return self._encode(text)

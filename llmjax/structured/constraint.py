@@ -81,14 +81,13 @@ class Constraint:
     @property
     def is_complete(self) -> bool:
         """Nothing more is allowed."""
-        return self.matcher is not None and (
-            self.matcher.is_stopped() or (self.is_cut_short and not self.forced)
-        )
+        has_ended = self._ending is not None and self._ending.is_due and not self.forced
+        return self.matcher is not None and (self.matcher.is_stopped() or has_ended)
 
     @property
     def is_cut_short(self) -> bool:
         """It was brought to its end, as its tokens would not have lasted for more."""
-        return self._ending is not None and self._ending.is_due
+        return self._ending is not None and self._ending.is_cut_short
 
     def narrow(self, mask: Int[np.ndarray, " W"]) -> None:
         """Takes out of a mask what the grammar does not know of."""
@@ -96,6 +95,8 @@ class Constraint:
             word, bit = divmod(self.forced[0], 32)
             mask[:] = 0
             mask[word] = np.uint32(1 << bit).view(np.int32)
+        elif self._ending is not None and self._ending.only is not None:
+            mask &= as_bits(self._ending.only, len(mask))
         if self.allowed is not None:
             mask &= self.allowed
         bits = mask.view(np.uint32)
@@ -124,7 +125,7 @@ class Constraint:
         if self._ending is not None:
             if self._ending.is_due:
                 return []
-            if end := self._ending.find(self.matcher):
+            if end := self._ending.look(self.matcher):
                 return end
         return self.matcher.compute_ff_tokens()
 

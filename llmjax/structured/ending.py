@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
-_LONGEST = 128
-"""Tokens of an end that is looked for."""
+LEAST_ROOM = 32
+"""Tokens of an output that is brought to its end: of fewer each counts."""
+_LONGEST, _SHORT = 128, 32
+"""Tokens of an end that is looked for, and of one that is looked for behind other tokens too."""
 _WATCHED = 64
 """Tokens to spare up to which it is looked how far the end is, and how that changes."""
+_SPARE = 6
+"""Tokens by which an end gets further at once in the middle of a character or of an escape."""
+_MOST_TRIED, _MOST_GUESSES, _MOST_ALIKE = 64, 16, 2
+"""Tokens that are tried one by one, times that whatever may come is gone on with, and times that a
+character follows itself before that is tried."""
 _CLOSING = '}]",:0tfn{['
 """What JSON may go on with, first what leads to its end soonest."""
 _FILLING = "x0"
-_STRUCTURE = frozenset(b'{}[]",:<')
+_STRUCTURE = frozenset(b'{}[]",:<\\')
 _BEHIND_TEXT = ",:}]"
-_MOST_GUESSES = 16
-"""Times that a text which must not end is gone on with by whatever may come."""
+_LEADING_ON = "@.:/TZ- "
+"""What formats of texts go on with."""
 
 
-class Endings:
+class EndFinder:
     """Finds ends of outputs in JSON, and in much else where hardly anything is left to choose.
 
     Args:
         tokens: the bytes of each token.
-        encode: a text's tokens.
+        encode: the tokens of a text within another.
     """
 
     def __init__(self, tokens: Sequence[bytes], encode: Callable[[str], list[int]]):
@@ -35,19 +43,20 @@ class Endings:
         for i, token in enumerate(tokens):
             if len(token) == 1 and token.isascii():
                 self._ids.setdefault(token.decode(), i)
-        self._single = set(self._ids.values())
+        self._closers = [self._ids[char] for char in '"}]' if char in self._ids]
+        self._single = np.array(sorted(self._ids.values()), np.int64)
 
     def is_plain(self, token_id: int) -> bool:
-        """Whether it opens or closes nothing."""
-        return _STRUCTURE.isdisjoint(self._tokens[token_id])
+        """Whether it is whole characters of a text, none of which opens or closes anything."""
+        token = self._tokens[token_id]
+        try:
+            return bool(token.decode()) and _STRUCTURE.isdisjoint(token)
+        except UnicodeDecodeError:
+            return False
 
-    def start(self, room: int) -> Ending:
-        """That of one output, before its first token, with room for so many."""
-        return Ending(self, room)
-
-    def find(self, matcher: LLMatcher, most: int) -> list[int] | None:
-        """Tokens behind which an output may end, as few as there need be: lists, objects and texts
-        are closed, and what a schema still requires is as empty as it may be.
+    def shortest(self, matcher: LLMatcher, most: int) -> list[int] | None:
+        """Tokens behind which an output may end: lists, objects and texts are closed, and what a
+        schema still requires is as empty as it may be.
 
         Args:
             matcher: where the output is; it is left as it is.
@@ -56,43 +65,59 @@ class Endings:
         Returns:
             None where no such end was found, which there may be all the same.
         """
-        start, matcher = matcher, matcher.deep_copy()
+        matcher, used = matcher.deep_copy(), Counter[int | None]()
         way: list[int] = []
-        guesses = 0
+        alike = guesses = 0
         while not matcher.is_accepting():
             forced = matcher.compute_ff_tokens()
             if not forced:
                 token = self._next(matcher)
-                if token is None:
-                    token = self._any(matcher, guesses) if guesses < _MOST_GUESSES else None
-                    guesses += 1
+                is_row = token is not None and way[-1:] == [token]
+                alike = alike + 1 if is_row and token not in self._closers else 0
+                if (token is None or alike >= _MOST_ALIKE) and guesses < _MOST_GUESSES:
+                    token, guesses = self._least_used(matcher, used), guesses + 1
+                    used[token] += 1
                 if token is None:
                     return None
                 forced = [token]
             way += forced
             if len(way) > _LONGEST or not matcher.consume_tokens(forced):
                 return None
-        way = self._as_spoken(start, way)
+        way = self._as_spoken(way)
         return way if len(way) <= most else None
 
-    def _as_spoken(self, matcher: LLMatcher, way: list[int]) -> list[int]:
+    def that_fit(self, matcher: LLMatcher, most: int) -> tuple[int, list[int]]:
+        """How many tokens may come next, and those of them behind which there is an end within
+        `most`; where they are too many to try them, none."""
+        allowed = self._allowed(matcher).tolist()
+        if len(allowed) > _MOST_TRIED:
+            return len(allowed), []
+        fits = []
+        for token in allowed:
+            behind = matcher.deep_copy()
+            if behind.consume_token(token) and (
+                behind.is_stopped() or self.shortest(behind, most) is not None
+            ):
+                fits.append(token)
+        return len(allowed), fits
+
+    def _as_spoken(self, way: list[int]) -> list[int]:
         """In the tokens that the tokenizer has for it, which are fewer."""
+        text = b"".join(self._tokens[i] for i in way)
         try:
-            spoken = self._encode(b"".join(self._tokens[i] for i in way).decode())
+            spoken = self._encode(text.decode())
         except UnicodeDecodeError:
             return way  # it begins in the middle of a character
-        is_same = matcher.validate_tokens(spoken) == len(spoken) < len(way)
-        return spoken if is_same else way
+        is_same = b"".join(self._tokens[i] for i in spoken) == text
+        return spoken if is_same and len(spoken) < len(way) else way
 
     def _next(self, matcher: LLMatcher) -> int | None:
         if self._closes_text(matcher):
             return self._ids['"']
-        # Nothing but a text goes on with either: one that must be longer.
-        is_text = self._allows(matcher, "}") and self._allows(matcher, "]")
-        return next(
-            (self._ids[c] for c in (_FILLING if is_text else _CLOSING) if self._allows(matcher, c)),
-            None,
-        )
+        # No letter but those of literals stands between texts.
+        is_text = self._allows(matcher, "a") or self._allows(matcher, "x")
+        chars = _FILLING if is_text else _CLOSING
+        return next((self._ids[char] for char in chars if self._allows(matcher, char)), None)
 
     def _allows(self, matcher: LLMatcher, text: str) -> bool:
         """Whether these characters may come next, each a token of its own."""
@@ -110,55 +135,81 @@ class Endings:
         behind = matcher.deep_copy()
         return behind.consume_token(self._ids['"']) and behind.is_accepting()
 
-    def _any(self, matcher: LLMatcher, turn: int) -> int | None:
-        """A character that may come next, or else a token; another at each turn, as one may lead
-        round and round."""
+    def _least_used(self, matcher: LLMatcher, used: Counter[int | None]) -> int | None:
+        """A character that may come next, or else a token: one may lead round and round."""
+        allowed = self._allowed(matcher)
+        single = np.intersect1d(allowed, self._single).tolist()
+        if not single:
+            return int(allowed[0]) if len(allowed) else None
+
+        def cost(token: int) -> int:
+            char = self._tokens[token].decode()
+            rest = len(_LEADING_ON) + char.isalpha() + 2 * char.isdigit()
+            known = _LEADING_ON.find(char)
+            return len(_LEADING_ON) * used[token] + (rest if known < 0 else known)
+
+        return min(single, key=cost)
+
+    def _allowed(self, matcher: LLMatcher) -> np.ndarray:
         mask = np.zeros((1, -(-len(self._tokens) // 32)), np.int32)
         fill_next_token_bitmask(matcher, mask, 0)
-        allowed = np.unpackbits(mask.view(np.uint8), bitorder="little").nonzero()[0]
-        some = sorted(self._single.intersection(allowed.tolist())) or allowed.tolist()
-        return some[turn % len(some)] if some else None
+        return np.unpackbits(mask.view(np.uint8), bitorder="little").nonzero()[0]
 
 
 class Ending:
     """Watches how many tokens one output has left, and ends it in time.
 
-    That is at the last moment: what the model would say may end by itself until then. How much
-    further from its end a single token has brought the output lately, as one that begins an object
-    in a list does, is kept to spare.
+    That is at the last moment: what the model would say may end by itself until then. Where few
+    tokens may come next, those are left behind which the end is still within reach; where they are
+    many, as within a text, it is ended some tokens before. How much further from its end a single
+    token has brought the output lately, as one that begins an object in a list does, is kept to
+    spare.
 
     It is left alone, to be cut off, where its end would take more than half of all its tokens:
     what the model says first is worth more than what nobody said.
 
+    Args:
+        room: most tokens of the output.
+
     Attributes:
-        is_due: it has begun to end.
+        is_due: its end is all that comes.
+        is_cut_short: the model had no say in some of it.
+        only: the tokens that may come next; None where that is not narrowed.
     """
 
-    def __init__(self, endings: Endings, room: int):
-        self._endings, self._left, self._most = endings, room, room // 2
+    def __init__(self, finder: EndFinder, room: int):
+        self._finder, self._left, self._most = finder, room, room // 2
         self._length: int | None = None
-        self._look_at, self._spare = _LONGEST, 2
-        self._is_known = self.is_due = False
+        self._look_at, self._spare = _LONGEST, _SPARE
+        self._is_known = self.is_due = self.is_cut_short = False
+        self.only: list[int] | None = None
 
     def accept(self, token_id: int) -> None:
         """Goes on by a token."""
-        self._left -= 1
+        self._left, self.only = self._left - 1, None
         # In the middle of a text or a number an end stays what it is.
-        self._is_known &= self._endings.is_plain(token_id)
+        self._is_known &= self._finder.is_plain(token_id)
 
-    def find(self, matcher: LLMatcher) -> list[int]:
+    def look(self, matcher: LLMatcher) -> list[int]:
         """The tokens of the end, if it is time; the output is complete behind them."""
         if self._left > self._look_at or (self._is_known and not self._is_near):
             return []
-        before = self._length
-        way = self._endings.find(matcher, min(self._left, self._most))
-        self._length, self._is_known = (None, False) if way is None else (len(way), True)
-        self._look_at = self._left // 2 if way is None else len(way) + _WATCHED
-        if before is not None and self._length is not None:
-            self._spare = max(self._spare, self._length - before)
-        if not way or not self._is_near:
+        way, before = self._finder.shortest(matcher, min(self._left, self._most)), self._length
+        self._length, self._is_known = None if way is None else len(way), True
+        self._look_at = _LONGEST if way is None else len(way) + _WATCHED
+        if way is None:
             return []
-        self.is_due = True
+        if before is not None:
+            self._spare = max(self._spare, len(way) - before)
+        if not self._is_near:
+            return []
+        most = self._left - 1 if len(way) <= _SHORT else None
+        num_allowed, fits = (0, []) if most is None else self._finder.that_fit(matcher, most)
+        if fits or num_allowed == 1 or not way:
+            self.only = fits or None
+            self.is_cut_short |= len(fits) == 1 < num_allowed
+            return []
+        self.is_due = self.is_cut_short = True
         return way
 
     @property

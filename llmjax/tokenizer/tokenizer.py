@@ -24,6 +24,8 @@ INFILL_TOKENS = (
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
 )
 """What stands before the text, before what follows the gap, and where the gap is filled."""
+_BEFORE = "\x02"
+"""A character that no token begins with and goes on behind."""
 
 
 class Tokenizer:
@@ -127,10 +129,37 @@ class Tokenizer:
         ids = self._encode(text)
         return self._begin(ids) + self._suffix if add_special_tokens else ids
 
-    def encode_plain(self, text: str) -> list[int]:
-        """Token ids of a text in which special tokens are text like any other; nothing is added."""
+    def encode_within(self, text: str) -> list[int]:
+        """Token ids of a text as it stands in another: special tokens are text like any other, and
+        nothing is put before it, as some tokenizers put a space before all text.
+
+        A text that the tokenizer changes, as to small letters, is spelled byte by byte.
+        """
+        spelled = text.encode()
+        ids = self._encode_plain(text)
+        if self._spelled(ids) == spelled:
+            return ids
+        ids, start, length = self._encode_plain(_BEFORE + text), 0, 0
+        for start in range(len(ids) - 1, -1, -1):
+            length += len(self.token_bytes(ids[start]))
+            if length >= len(spelled):
+                break
+        if self._spelled(ids[start:]) == spelled:
+            return ids[start:]
+        return [self._byte_ids[byte] for byte in spelled]
+
+    def _encode_plain(self, text: str) -> list[int]:
         ids = self._marks.encode(self._marks.put(text))
         return self._encode(text) if ids is None else ids
+
+    def _spelled(self, ids: Iterable[int]) -> bytes:
+        return b"".join(map(self.token_bytes, ids))
+
+    @cached_property
+    def _byte_ids(self) -> dict[int, int]:
+        """Tokens of a byte each."""
+        pieces = ((i, self.token_bytes(i)) for i in range(self.vocab_size - 1, -1, -1))
+        return {piece[0]: i for i, piece in pieces if len(piece) == 1}
 
     def _encode(self, text: str) -> list[int]:
         return self._encoding(text).ids

@@ -8,12 +8,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from llmjax.cache.eviction import Eviction
 from llmjax.cache.host_pool import MoveCosts
+from llmjax.cache.layout import KVLayout
 from llmjax.config import CompileConfig, SchedulerConfig
 from llmjax.errors import InvalidRequestError
 
 from .scheduler_harness import RANDOM_LOADS, STOP, VOCAB, Harness
 
 SMALL = CompileConfig(token_buckets=(6, 12, 32), seq_buckets=(2, 4), page_buckets=(3, 12))
+
+LONGEST = 48
 
 
 def small_harness(depth, chunked, chunk, num_blocks, margin, paddings, ready, **cache):
@@ -35,7 +38,7 @@ def small_harness(depth, chunked, chunk, num_blocks, margin, paddings, ready, **
         compile_config=SMALL,
         num_blocks=num_blocks,
         block_size=4,
-        max_model_len=48,
+        max_model_len=LONGEST,
         depth=depth,
         ready=ready,
         **cache,
@@ -57,7 +60,7 @@ class Loads(RuleBasedStateMachine):
         stages_and_steps=st.sampled_from([(1, 1), (1, 2), (1, 5), (1, 16), (2, 1), (3, 1)]),
         chunked=st.booleans(),
         chunk=st.sampled_from([1, 3, 8, 64]),
-        num_blocks=st.sampled_from([8, 12, 40]),
+        num_blocks=st.sampled_from([None, 8, 12, 40]),
         margin=st.sampled_from([None, 0.0, 1.5]),
         paddings=st.sampled_from([0.0, 0.1, 0.5]),
         policy=st.sampled_from(["fcfs", "priority", "lpm"]),
@@ -84,7 +87,10 @@ class Loads(RuleBasedStateMachine):
         **options,
     ):
         options["stages"], options["steps"] = stages_and_steps
-        num_blocks *= len(windows)
+        if num_blocks is None:  # just what one sequence may take
+            num_blocks = KVLayout(4, windows).most_pages(LONGEST, chunk if chunked else LONGEST)
+        else:
+            num_blocks *= len(windows)
         chunked |= eviction is not None  # prompts are cut where tokens leave
         args = (depth, chunked, chunk, num_blocks, margin, paddings, False)
         self.h = small_harness(*args, windows=windows, eviction=eviction, **options)
@@ -97,7 +103,7 @@ class Loads(RuleBasedStateMachine):
 
     @rule(
         data=st.data(),
-        prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=16),
+        prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=24),
         n=st.sampled_from([1, 1, 1, 2, 4]),
         priority=st.integers(0, 2),
         user=st.sampled_from([None, "a", "b", "c"]),
@@ -124,7 +130,7 @@ class Loads(RuleBasedStateMachine):
         logprobs,
         forces,
     ):
-        prompt = (self.beginning(data) + prompt)[:24]
+        prompt = (self.beginning(data) + prompt)[:40]
         self.prompts.append(prompt)
         try:
             self.h.add(
@@ -144,8 +150,10 @@ class Loads(RuleBasedStateMachine):
                 forces=forces and self.h.depth < 3,  # there masks would have to hold tokens off
             )
         except InvalidRequestError:
-            room = self.h.scheduler.max_model_len
-            assert len(prompt) + (max_tokens or 1) > room
+            whole = not self.h.scheduler.config.enable_chunked_prefill
+            step = self.h.scheduler.config.max_num_batched_tokens
+            too_long = len(prompt) + (max_tokens or 1) > LONGEST
+            assert too_long or (whole and len(prompt) > step)
 
     @precondition(lambda self: len(self.h.in_flight) < self.h.depth)
     @rule()
