@@ -38,7 +38,8 @@ def fp8(weight: Matrix, granularity: str, dtype: np.dtype) -> Coded:
     spread = scale
     if granularity == "block":
         spread = scale.repeat(FP8_BLOCK, 0)[:N].repeat(FP8_BLOCK, 1)[:, :K]
-    codes = _e4m3(weight / spread)
+    # Rounded to the scales' type first, as compressed-tensors does: the bytes are the same.
+    codes = _e4m3((weight / spread).astype(dtype).astype(np.float32))
     stored = scale.reshape(-1) if granularity == "tensor" else scale
     tensors = {"weight": codes, "weight_scale": stored.astype(dtype)}
     return Coded(codes.astype(np.float32) * spread, tensors)

@@ -35,9 +35,9 @@ class Grid(NamedTuple):
         """Scale (as stored) and zero point of weights between `low` and `high`."""
         low, high = jnp.minimum(low, 0), jnp.maximum(high, 0)
         if self.symmetric:
-            scale = self._stored(2 * jnp.maximum(-low, high) / self.last)
+            scale = self.stored(2 * jnp.maximum(-low, high) / self.last)
             return scale, jnp.full_like(scale, 2 ** (self.bits - 1))
-        scale = self._stored((high - low) / self.last)
+        scale = self.stored((high - low) / self.last)
         return scale, jnp.clip(jnp.round(-low / scale), 0, self.last)
 
     def codes(
@@ -58,7 +58,7 @@ class Grid(NamedTuple):
         scale, zero = self.fit(low * shrink, high * shrink)
         return (self.codes(w, scale, zero) - zero) * scale
 
-    def _stored(self, scale: Float[Array, "*S"]) -> Float[Array, "*S"]:
+    def stored(self, scale: Float[Array, "*S"]) -> Float[Array, "*S"]:
         """Rounded as it is stored; of a group of zeros, or of next to nothing, not zero."""
         least = max(float(jnp.finfo(self.dtype).smallest_subnormal), _LEAST)
         return jnp.maximum(scale, least).astype(self.dtype).astype(jnp.float32)

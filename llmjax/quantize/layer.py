@@ -42,12 +42,14 @@ class Inputs(NamedTuple):
 
     Attributes:
         greatest: |x| of each channel.
+        typical: the greatest |x| of a window, on average.
         mean: of |x|, of each channel.
         gram: X^T X / tokens; zero by zero where it was not asked for.
         rows: some of X.
     """
 
     greatest: Float[Array, " K"]
+    typical: Float[Array, ""]
     mean: Float[Array, " K"]
     gram: Float[Array, "K K"]
     rows: Float[Array, "R K"]
@@ -173,12 +175,13 @@ class Layer:
         places = list(places)
         watched = tuple(place.linears[0] for place in places)
         sums: list[Inputs | None] = [None] * len(places)
-        tokens = self._calibration.shape[0] * self._calibration.shape[1]
+        windows, length = self._calibration.shape[:2]
+        tokens = windows * length
         stride = max(1, tokens // SAMPLED_ROWS)
         for _, seen in self._run(watched, ends=False):
             parts = [_measure(seen[name], gram=gram, stride=stride) for name in watched]
             sums = [b if a is None else _add(a, b) for a, b in zip(sums, parts, strict=True)]
-        return [_over(total, tokens) for total in sums if total is not None]
+        return [_over(total, windows, tokens) for total in sums if total is not None]
 
     def outputs(self) -> Float[np.ndarray, "S T D"] | None:
         """What flows out of the layer as it is now."""
@@ -218,13 +221,18 @@ def _measure(x: Float[Array, "B T K"], *, gram: bool, stride: int) -> Inputs:
     product = jnp.zeros((0, 0), x.dtype)
     if gram:
         product = jnp.matmul(rows.T, rows, precision="float32")
-    return Inputs(jnp.max(sizes, axis=0), jnp.sum(sizes, axis=0), product, rows[::stride])
+    of_windows = jnp.sum(jnp.max(jnp.abs(x), axis=(1, 2)))
+    greatest, total = jnp.max(sizes, axis=0), jnp.sum(sizes, axis=0)
+    return Inputs(greatest, of_windows, total, product, rows[::stride])
 
 
 def _add(a: Inputs, b: Inputs) -> Inputs:
     rows = jnp.concatenate([a.rows, b.rows])
-    return Inputs(jnp.maximum(a.greatest, b.greatest), a.mean + b.mean, a.gram + b.gram, rows)
+    greatest = jnp.maximum(a.greatest, b.greatest)
+    return Inputs(greatest, a.typical + b.typical, a.mean + b.mean, a.gram + b.gram, rows)
 
 
-def _over(total: Inputs, tokens: int) -> Inputs:
-    return total._replace(mean=total.mean / tokens, gram=total.gram / tokens)
+def _over(total: Inputs, windows: int, tokens: int) -> Inputs:
+    return total._replace(
+        typical=total.typical / windows, mean=total.mean / tokens, gram=total.gram / tokens
+    )

@@ -7,6 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float
 
 from llmjax_kernels.quant_matmul import InputFormat
@@ -20,6 +21,9 @@ from .hub import Target
 from .layer import Coded, Layer, Place
 from .rounding import input_format, static_inputs
 
+FEW_BITS = 4
+"""Of codes between which bfloat16 has places enough."""
+
 
 def quantise(layer: Layer, config: QuantizeConfig) -> None:
     """Every place by itself."""
@@ -27,7 +31,7 @@ def quantise(layer: Layer, config: QuantizeConfig) -> None:
         scale = None
         if config.activations == "static":
             [inputs] = layer.inputs([place])
-            scale = static_scale(layer, config, np.asarray(inputs.greatest))
+            scale = static_scale(layer, config, inputs.typical)
         quantise_place(layer, place, config, scale)
 
 
@@ -59,13 +63,12 @@ def input_rounding(config: QuantizeConfig) -> InputFormat | None:
     return input_format(code, group=group, static=config.activations == "static")
 
 
-def static_scale(
-    layer: Layer, config: QuantizeConfig, greatest: Float[np.ndarray, " K"]
-) -> np.ndarray:
-    """The one scale of all inputs of a place, as rounded where it is stored; float32 []."""
+def static_scale(layer: Layer, config: QuantizeConfig, greatest: Float[Array, ""]) -> np.ndarray:
+    """The one scale of all inputs of a place, whose range ends at `greatest`, as rounded where it
+    is stored; float32 []."""
     rounding = input_rounding(config)
     assert rounding is not None
-    scale = np.asarray(static_inputs(jnp.max(greatest), rounding)[0])
+    scale = np.asarray(static_inputs(greatest, rounding)[0])
     return scale.astype(layer.dtype).astype(np.float32)
 
 
@@ -108,6 +111,35 @@ def _nearest(
     weight: Float[Array, "N K"], *, grid: Grid, group: int
 ) -> tuple[Float[Array, "N K"], Float[Array, "N G"], Float[Array, "N G"]]:
     grouped = weight.reshape(len(weight), -1, group)
-    scale, zero = grid.fit(jnp.min(grouped, axis=2), jnp.max(grouped, axis=2))
-    codes = grid.codes(grouped, scale[:, :, None], zero[:, :, None])
+    low, high = jnp.min(grouped, axis=2), jnp.max(grouped, axis=2)
+    if grid.bits <= FEW_BITS:
+        scale, zero, codes = _coarsely(grouped, low, high, grid)
+    else:
+        scale, zero = grid.fit(low, high)
+        codes = grid.codes(grouped, scale[:, :, None], zero[:, :, None])
     return codes.reshape(weight.shape), scale, zero
+
+
+def _coarsely(
+    grouped: Float[Array, "N G g"], low: Float[Array, "N G"], high: Float[Array, "N G"], grid: Grid
+) -> tuple[Float[Array, "N G"], Float[Array, "N G"], Float[Array, "N G g"]]:
+    """Scales, zero points and codes in bfloat16, as compressed-tensors computes them.
+
+    What is in the middle between two codes but for the rounding of its scale goes to the even one.
+    In a symmetric group of 4 bits that is the greatest magnitude, 7.5 steps: where there is such a
+    code it grows to 8, and never shrinks to 7, which costs 4% of SmolLM2's perplexity.
+    """
+
+    def rounded(x: Array) -> Array:
+        return lax.reduce_precision(x, 8, 7)
+
+    low, high, middle = jnp.minimum(low, 0), jnp.maximum(high, 0), 2 ** (grid.bits - 1)
+    scale, zero = grid.fit(low, high)
+    shift = jnp.zeros_like(scale)
+    if not grid.symmetric:
+        scale = grid.stored(rounded(high - low) / grid.last)
+        shift = jnp.clip(rounded(-middle - rounded(low / scale)), -middle, middle - 1)
+        shift = jnp.round(shift)
+        zero = shift + middle
+    places = rounded(rounded(grouped / scale[:, :, None]) + shift[:, :, None])
+    return scale, zero, jnp.round(jnp.clip(places, -middle, middle - 1)) + middle

@@ -37,7 +37,7 @@ def quantise(layer: Layer, config: QuantizeConfig) -> None:
     ]
     for place, greatest in zip(layer.places, smoothed, strict=True):
         is_static = config.activations == "static"
-        scale = static_scale(layer, config, greatest) if is_static else None
+        scale = static_scale(layer, config, jnp.max(greatest)) if is_static else None
         quantise_place(layer, place, config, scale)
 
 
