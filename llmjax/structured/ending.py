@@ -9,12 +9,12 @@ import numpy as np
 from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
-LEAST_ROOM = 32
-"""Tokens of an output that is brought to its end: of fewer each counts."""
+LEAST_ROOM = 128
+"""Tokens of an output that is brought to its end: of fewer each counts, also what looking costs."""
 _LONGEST, _SHORT = 128, 32
 """Tokens of an end that is looked for, and of one that is looked for behind other tokens too."""
-_WATCHED = 64
-"""Tokens to spare up to which it is looked how far the end is, and how that changes."""
+_WATCHED = 16
+"""Tokens to spare up to which it is watched how far the end is."""
 _SPARE = 6
 """Tokens by which an end gets further at once in the middle of a character or of an escape."""
 _MOST_TRIED, _MOST_GUESSES, _MOST_ALIKE = 64, 16, 2
@@ -24,6 +24,8 @@ _CLOSING = '}]",:0tfn{['
 """What JSON may go on with, first what leads to its end soonest."""
 _FILLING = "x0"
 _STRUCTURE = frozenset(b'{}[]",:<\\')
+_ANYTHING = "x@@. "
+"""What a text that is bound to nothing may go on with."""
 _BEHIND_TEXT = ",:}]"
 _LEADING_ON = "@.:/TZ- "
 """What formats of texts go on with."""
@@ -74,7 +76,8 @@ class EndFinder:
                 token = self._next(matcher)
                 is_row = token is not None and way[-1:] == [token]
                 alike = alike + 1 if is_row and token not in self._closers else 0
-                if (token is None or alike >= _MOST_ALIKE) and guesses < _MOST_GUESSES:
+                is_stuck = alike >= _MOST_ALIKE and not self._allows(matcher, _ANYTHING)
+                if (token is None or is_stuck) and guesses < _MOST_GUESSES:
                     token, guesses = self._least_used(matcher, used), guesses + 1
                     used[token] += 1
                 if token is None:
@@ -196,7 +199,9 @@ class Ending:
             return []
         way, before = self._finder.shortest(matcher, min(self._left, self._most)), self._length
         self._length, self._is_known = None if way is None else len(way), True
-        self._look_at = _LONGEST if way is None else len(way) + _WATCHED
+        # What is too far may come nearer, and what is near get further: but not at once.
+        far = self._left // 3 if way is None else self._left // 2
+        self._look_at = max(far, len(way) + _WATCHED if way is not None else 0)
         if way is None:
             return []
         if before is not None:

@@ -91,8 +91,8 @@ def test_outputs_are_what_they_must_be(tokenizer, name):
     [eos] = tokenizer.eos_token_ids
     for seed in range(6):
         rng, said = np.random.default_rng(seed), []
-        constraint = rules.start(64)
-        while len(said) < 64 and not constraint.is_complete:
+        constraint = rules.start(160)
+        while len(said) < 160 and not constraint.is_complete:
             mask = np.zeros((1, -(-tokenizer.vocab_size // 32)), np.int32)
             fill_masks(mask, [(0, constraint)], parallel=False)
             allowed = np.unpackbits(mask.view(np.uint8), bitorder="little").nonzero()[0]
