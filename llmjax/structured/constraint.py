@@ -100,7 +100,8 @@ class Constraint:
         if self.allowed is not None:
             mask &= self.allowed
         bits = mask.view(np.uint32)
-        for token in self._bad_next():
+        banned = () if self.forced or self._ending is None else self._ending.banned
+        for token in (*banned, *self._bad_next()):
             bits[token // 32] &= ~np.uint32(1 << token % 32)
 
     def _allows(self, token: int) -> bool:

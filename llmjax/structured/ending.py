@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -11,15 +12,19 @@ from llguidance.numpy import fill_next_token_bitmask
 
 LEAST_ROOM = 128
 """Tokens of an output that is brought to its end: of fewer each counts, also what looking costs."""
-_LONGEST, _SHORT = 128, 32
-"""Tokens of an end that is looked for, and of one that is looked for behind other tokens too."""
+_LONGEST, _SHORT = 256, 32
+"""Characters of an end that is looked for, tokens of one that is looked for behind others too."""
+_FIRST_LOOK = 128
+"""Tokens before the last one when it is first looked how far the end is."""
 _WATCHED = 16
 """Tokens to spare up to which it is watched how far the end is."""
-_SPARE = 6
-"""Tokens by which an end gets further at once in the middle of a character or of an escape."""
+_SPARE = 2
+"""Tokens before the last moment when a text is closed."""
+_REST, _REST_OF_ESCAPE = 3, 5
+"""Tokens that it may take to finish a character, and one that is escaped."""
 _MOST_TRIED, _MOST_GUESSES, _MOST_ALIKE = 64, 16, 2
-"""Tokens that are tried one by one, times that whatever may come is gone on with, and times that a
-character follows itself before that is tried."""
+"""Kinds of tokens that are tried one by one; times that whatever may come is gone on with, and that
+a character follows itself before."""
 _CLOSING = '}]",:0tfn{['
 """What JSON may go on with, first what leads to its end soonest."""
 _FILLING = "x0"
@@ -27,8 +32,11 @@ _STRUCTURE = frozenset(b'{}[]",:<\\')
 _ANYTHING = "x@@. "
 """What a text that is bound to nothing may go on with."""
 _BEHIND_TEXT = ",:}]"
-_LEADING_ON = "@.:/TZ- "
+_LEADING_ON = "@.:/TZ-"
 """What formats of texts go on with."""
+_SPACE = b" \t\r\n"
+_BEGINS_MORE = re.compile(rb'"\s*([^"]*[,{\[:].*|"[^"]*)', re.DOTALL)
+"""A text's end, and the beginning of what comes behind it."""
 
 
 class EndFinder:
@@ -47,14 +55,15 @@ class EndFinder:
                 self._ids.setdefault(token.decode(), i)
         self._closers = [self._ids[char] for char in '"}]' if char in self._ids]
         self._single = np.array(sorted(self._ids.values()), np.int64)
+        compound = (i for i, token in enumerate(tokens) if _BEGINS_MORE.search(token))
+        self._compound = np.fromiter(compound, np.int64)
+        self._escapes = [i for i, token in enumerate(tokens) if b"\\" in token]
+        self._parts = [i for i, token in enumerate(tokens) if not _is_whole(token)]
 
     def is_plain(self, token_id: int) -> bool:
         """Whether it is whole characters of a text, none of which opens or closes anything."""
         token = self._tokens[token_id]
-        try:
-            return bool(token.decode()) and _STRUCTURE.isdisjoint(token)
-        except UnicodeDecodeError:
-            return False
+        return _is_whole(token) and _STRUCTURE.isdisjoint(token)
 
     def shortest(self, matcher: LLMatcher, most: int) -> list[int] | None:
         """Tokens behind which an output may end: lists, objects and texts are closed, and what a
@@ -67,7 +76,7 @@ class EndFinder:
         Returns:
             None where no such end was found, which there may be all the same.
         """
-        matcher, used = matcher.deep_copy(), Counter[int | None]()
+        matcher, used = matcher.deep_copy(), Counter[str]()
         way: list[int] = []
         alike = guesses = 0
         while not matcher.is_accepting():
@@ -79,7 +88,6 @@ class EndFinder:
                 is_stuck = alike >= _MOST_ALIKE and not self._allows(matcher, _ANYTHING)
                 if (token is None or is_stuck) and guesses < _MOST_GUESSES:
                     token, guesses = self._least_used(matcher, used), guesses + 1
-                    used[token] += 1
                 if token is None:
                     return None
                 forced = [token]
@@ -91,18 +99,41 @@ class EndFinder:
 
     def that_fit(self, matcher: LLMatcher, most: int) -> tuple[int, list[int]]:
         """How many tokens may come next, and those of them behind which there is an end within
-        `most`; where they are too many to try them, none."""
+        `most`; where they are of too many kinds to try them, as within a text, none."""
+        kinds: dict[bytes, list[int]] = {}
         allowed = self._allowed(matcher).tolist()
-        if len(allowed) > _MOST_TRIED:
-            return len(allowed), []
-        fits = []
         for token in allowed:
+            kinds.setdefault(self._tokens[token].translate(None, _SPACE), []).append(token)
+            if len(kinds) > _MOST_TRIED:
+                return len(allowed), []
+        return len(allowed), self._that_fit(matcher, kinds, most)
+
+    def that_take_more(self, spare: int) -> list[int]:
+        """Tokens that begin a character which it may take more than `spare` to finish."""
+        return (self._parts if spare <= _REST else []) + (
+            self._escapes if spare <= _REST_OF_ESCAPE else []
+        )
+
+    def that_go_too_far(self, matcher: LLMatcher, most: int) -> list[int]:
+        """Tokens that end a text and begin what has no end within `most`."""
+        kinds: dict[bytes, list[int]] = {}
+        allowed = np.intersect1d(self._allowed(matcher), self._compound).tolist()
+        for token in allowed:
+            piece = self._tokens[token]
+            behind = piece[piece.index(b'"') :].translate(None, _SPACE)
+            kinds.setdefault(behind, []).append(token)
+        fits = self._that_fit(matcher, kinds, most)
+        return sorted(set(allowed) - set(fits))
+
+    def _that_fit(self, matcher: LLMatcher, kinds: dict[bytes, list[int]], most: int) -> list[int]:
+        fits = []
+        for tokens in kinds.values():
             behind = matcher.deep_copy()
-            if behind.consume_token(token) and (
+            if behind.consume_token(tokens[0]) and (
                 behind.is_stopped() or self.shortest(behind, most) is not None
             ):
-                fits.append(token)
-        return len(allowed), fits
+                fits += tokens
+        return fits
 
     def _as_spoken(self, way: list[int]) -> list[int]:
         """In the tokens that the tokenizer has for it, which are fewer."""
@@ -138,7 +169,7 @@ class EndFinder:
         behind = matcher.deep_copy()
         return behind.consume_token(self._ids['"']) and behind.is_accepting()
 
-    def _least_used(self, matcher: LLMatcher, used: Counter[int | None]) -> int | None:
+    def _least_used(self, matcher: LLMatcher, used: Counter[str]) -> int | None:
         """A character that may come next, or else a token: one may lead round and round."""
         allowed = self._allowed(matcher)
         single = np.intersect1d(allowed, self._single).tolist()
@@ -147,11 +178,15 @@ class EndFinder:
 
         def cost(token: int) -> int:
             char = self._tokens[token].decode()
-            rest = len(_LEADING_ON) + char.isalpha() + 2 * char.isdigit()
+            rest = len(_LEADING_ON) + char.isalpha() + 2 * char.isdigit() + 3 * char.isspace()
             known = _LEADING_ON.find(char)
-            return len(_LEADING_ON) * used[token] + (rest if known < 0 else known)
+            often = len(_LEADING_ON) * used[_kind(char)] + used[char]
+            return often + (rest if known < 0 else known)
 
-        return min(single, key=cost)
+        found = min(single, key=cost)
+        char = self._tokens[found].decode()
+        used.update({char, _kind(char)})
+        return found
 
     def _allowed(self, matcher: LLMatcher) -> np.ndarray:
         mask = np.zeros((1, -(-len(self._tokens) // 32)), np.int32)
@@ -159,14 +194,29 @@ class EndFinder:
         return np.unpackbits(mask.view(np.uint8), bitorder="little").nonzero()[0]
 
 
+def _is_whole(token: bytes) -> bool:
+    """Whether it is characters, and no part of one."""
+    try:
+        return bool(token.decode())
+    except UnicodeDecodeError:
+        return False
+
+
+def _kind(char: str) -> str:
+    """Letters are alike, and digits."""
+    if char in _LEADING_ON:
+        return char
+    return "letter" if char.isalpha() else "digit" if char.isdigit() else char
+
+
 class Ending:
     """Watches how many tokens one output has left, and ends it in time.
 
-    That is at the last moment: what the model would say may end by itself until then. Where few
-    tokens may come next, those are left behind which the end is still within reach; where they are
-    many, as within a text, it is ended some tokens before. How much further from its end a single
-    token has brought the output lately, as one that begins an object in a list does, is kept to
-    spare.
+    That is at the last moment: what the model would say may end by itself until then. Of tokens
+    that may come next those are left behind which the end is within reach; within a text, where
+    they are many, those that begin too much behind it are left out, and it is closed when no more
+    than its end fits. How much further from its end a single token has brought the output lately
+    says when to look for such tokens.
 
     It is left alone, to be cut off, where its end would take more than half of all its tokens:
     what the model says first is worth more than what nobody said.
@@ -177,19 +227,21 @@ class Ending:
     Attributes:
         is_due: its end is all that comes.
         is_cut_short: the model had no say in some of it.
-        only: the tokens that may come next; None where that is not narrowed.
+        only: the tokens that may come next; None where they are not so few.
+        banned: tokens that may not.
     """
 
     def __init__(self, finder: EndFinder, room: int):
         self._finder, self._left, self._most = finder, room, room // 2
         self._length: int | None = None
-        self._look_at, self._spare = _LONGEST, _SPARE
+        self._look_at, self._jump = _FIRST_LOOK, 0
         self._is_known = self.is_due = self.is_cut_short = False
         self.only: list[int] | None = None
+        self.banned: list[int] = []
 
     def accept(self, token_id: int) -> None:
         """Goes on by a token."""
-        self._left, self.only = self._left - 1, None
+        self._left, self.only, self.banned = self._left - 1, None, []
         # In the middle of a text or a number an end stays what it is.
         self._is_known &= self._finder.is_plain(token_id)
 
@@ -202,21 +254,27 @@ class Ending:
         # What is too far may come nearer, and what is near get further: but not at once.
         far = self._left // 3 if way is None else self._left // 2
         self._look_at = max(far, len(way) + _WATCHED if way is not None else 0)
-        if way is None:
-            return []
-        if before is not None:
-            self._spare = max(self._spare, len(way) - before)
-        if not self._is_near:
-            return []
-        most = self._left - 1 if len(way) <= _SHORT else None
-        num_allowed, fits = (0, []) if most is None else self._finder.that_fit(matcher, most)
+        if way is not None and before is not None:
+            self._jump = max(self._jump, len(way) - before)
+        return self._narrowed(matcher, way) if way is not None and self._is_near else []
+
+    def _narrowed(self, matcher: LLMatcher, way: list[int]) -> list[int]:
+        finder, most = self._finder, self._left - 1
+        num_allowed, fits = finder.that_fit(matcher, most) if len(way) <= _SHORT else (0, [])
         if fits or num_allowed == 1 or not way:
             self.only = fits or None
             self.is_cut_short |= len(fits) == 1 < num_allowed
+            return []
+        spare = self._left - len(way)
+        if spare > _SPARE:
+            self.banned = finder.that_take_more(spare)
+            if spare <= self._jump + 1 and len(way) <= _SHORT:
+                self.banned += finder.that_go_too_far(matcher, most)
             return []
         self.is_due = self.is_cut_short = True
         return way
 
     @property
     def _is_near(self) -> bool:
-        return self._length is not None and self._left <= self._length + self._spare
+        near = max(_REST_OF_ESCAPE, self._jump + 1)
+        return self._length is not None and self._left <= self._length + near
