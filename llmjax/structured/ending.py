@@ -101,8 +101,8 @@ class EndFinder:
         """How many tokens may come next, and those of them behind which there is an end within
         `most`; where they are of too many kinds to try them, as within a text, none."""
         kinds: dict[bytes, list[int]] = {}
-        allowed = self._allowed(matcher).tolist()
-        for token in allowed:
+        allowed = self._allowed(matcher)
+        for token in map(int, allowed):  # within a text hardly any of them are looked at
             kinds.setdefault(self._tokens[token].translate(None, _SPACE), []).append(token)
             if len(kinds) > _MOST_TRIED:
                 return len(allowed), []

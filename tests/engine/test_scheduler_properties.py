@@ -152,7 +152,7 @@ class Loads(RuleBasedStateMachine):
         except InvalidRequestError:
             whole = not self.h.scheduler.config.enable_chunked_prefill
             step = self.h.scheduler.config.max_num_batched_tokens
-            too_long = len(prompt) + (max_tokens or 1) > LONGEST
+            too_long = len(prompt) + (max_tokens or 1) > self.h.scheduler.max_model_len
             assert too_long or (whole and len(prompt) > step)
 
     @precondition(lambda self: len(self.h.in_flight) < self.h.depth)
