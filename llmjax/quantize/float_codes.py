@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, UInt8
 
 from llmjax_kernels.quant_matmul import RANGES
 
@@ -68,32 +68,20 @@ def nvfp4(weight: Matrix, greatest: float) -> Coded:
 def mxfp4(weight: Matrix) -> Coded:
     """E2M1 in blocks of 32 inputs, scales a power of two.
 
-    The specification's exponent lets a block's greatest saturate, or the next one does not: that
-    with the lesser squared error is taken.
+    The specification's exponent lets a block's greatest saturate. Where that would take more than
+    a seventh of it, from 7 steps on, the next exponent is taken, as compressed-tensors does.
     """
     blocks = weight.reshape(len(weight), -1, MXFP4_BLOCK)
-    _, exponents = np.frexp(np.max(np.abs(blocks), axis=2))
-    exponents = exponents - 1 - _E2M1_EXPONENT
-    lower, upper = (_with_exponents(blocks, exponents + step) for step in (0, 1))
-    better = lower[2] <= upper[2]
-    codes = np.where(better[:, :, None], lower[0], upper[0])
-    values = np.where(better[:, :, None], lower[1], upper[1])
-    stored = np.clip(np.where(better, exponents, exponents + 1) + _E8M0_BIAS, 0, 254)
+    fraction, exponents = np.frexp(np.max(np.abs(blocks), axis=2))  # the fraction is 0.5 to 1
+    exponents = exponents - 1 - _E2M1_EXPONENT + (fraction >= 7 / 8)
+    exponents = np.clip(exponents, -_E8M0_BIAS, _E8M0_BIAS)
+    scale = np.ldexp(np.float32(1), exponents)[:, :, None]
+    codes, values = _e2m1(blocks / scale)
     tensors = {
         "weight_packed": _pairs(codes.reshape(weight.shape)),
-        "weight_scale": stored.astype(np.uint8),
+        "weight_scale": (exponents + _E8M0_BIAS).astype(np.uint8),
     }
-    return Coded(values.reshape(weight.shape), tensors)
-
-
-def _with_exponents(
-    blocks: Float[np.ndarray, "N G g"], exponents: Int[np.ndarray, "N G"]
-) -> tuple[UInt8[np.ndarray, "N G g"], Float[np.ndarray, "N G g"], Float[np.ndarray, "N G"]]:
-    """Codes, values and squared errors."""
-    scale = np.ldexp(np.float32(1), np.clip(exponents, -_E8M0_BIAS, _E8M0_BIAS))[:, :, None]
-    codes, values = _e2m1(blocks / scale)
-    values = values * scale
-    return codes, values, np.sum((values - blocks) ** 2, axis=2)
+    return Coded((values * scale).reshape(weight.shape), tensors)
 
 
 def _block_greatest(weight: Matrix) -> Float[np.ndarray, "rows columns"]:
