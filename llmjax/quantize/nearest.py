@@ -134,12 +134,12 @@ def _coarsely(
         return lax.reduce_precision(x, 8, 7)
 
     low, high, middle = jnp.minimum(low, 0), jnp.maximum(high, 0), 2 ** (grid.bits - 1)
-    scale, zero = grid.fit(low, high)
-    shift = jnp.zeros_like(scale)
-    if not grid.symmetric:
+    if grid.symmetric:
+        scale, zero = grid.fit(low, high)
+    else:
         scale = grid.stored(rounded(high - low) / grid.last)
         shift = jnp.clip(rounded(-middle - rounded(low / scale)), -middle, middle - 1)
-        shift = jnp.round(shift)
-        zero = shift + middle
+        zero = jnp.round(shift) + middle
+    shift = zero - middle
     places = rounded(rounded(grouped / scale[:, :, None]) + shift[:, :, None])
     return scale, zero, jnp.round(jnp.clip(places, -middle, middle - 1)) + middle

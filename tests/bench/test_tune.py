@@ -215,3 +215,5 @@ def test_without_a_gpu_the_command_says_so(tiny_model, capsys):
     assert "times kernels on an NVIDIA GPU" in capsys.readouterr().err
     assert main(["tune", "x", "--quantization", "int4", "--tokens", "0"]) == 1
     assert "--tokens" in capsys.readouterr().err
+    assert main(["tune", "x", "--tokens", "16"]) == 1
+    assert "allowed with --quantization alone" in capsys.readouterr().err

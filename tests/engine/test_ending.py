@@ -14,6 +14,7 @@ from llmjax.structured.ending import LEAST_ROOM
 from llmjax.tokenizer import tokenizer_from_folder
 
 from .said import assert_idle
+from .test_structured_outputs import PROMPT, SIZES
 
 MEAL = {
     "type": "object",
@@ -219,21 +220,9 @@ def test_other_grammars(compiler, grammar):
 def test_what_has_no_short_end_is_left_alone(compiler):
     rules = rules_of(compiler, {"type": "string", "minLength": 1000})
     assert rules.ends.shortest(rules.matcher, 1000) is None
-    constraint = rules.start(40)
-    assert not constraint.is_cut_short and constraint.forced != []  # the quotation mark
-
-
-SIZES = {
-    "block_size": 4,
-    "max_num_seqs": 8,
-    "token_buckets": (32,),
-    "seq_buckets": (8,),
-    "prefill_chunk_size": 16,
-    "max_model_len": 256,
-    "num_gpu_blocks_override": 600,
-    "background": False,
-}
-PROMPT = list(range(60, 90))
+    script = compiler._tokenizer.encode("abc", add_special_tokens=False)
+    found, by_itself = say(compiler._tokenizer, rules, LEAST_ROOM, script)
+    assert len(found) == LEAST_ROOM and found.strip('"') in "abc" * LEAST_ROOM and by_itself
 
 
 def params(schema, **options) -> SamplingParams:

@@ -10,6 +10,8 @@ from llmjax.config import QUANTIZATIONS
 
 from .flags import set_up_logging
 
+TOKENS = (16, 32, 64, 256, 2048)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -33,9 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokens",
         type=int,
         nargs="+",
-        default=[16, 32, 64, 256, 2048],
         metavar="T",
-        help="in a step, for products [16 32 64 256 2048]",
+        help="in a step, with --quantization [16 32 64 256 2048]",
     )
     parser.add_argument(
         "--output",
@@ -54,8 +55,11 @@ def run(args: argparse.Namespace) -> int:
     from llmjax.checkpoint.detect import open_checkpoint
     from llmjax.errors import ConfigError
 
-    if min(args.tokens) < 1:
-        raise ConfigError(f"--tokens is {args.tokens}, allowed: 1 or more each")
+    if args.tokens is not None and args.quantization is None:
+        raise ConfigError("--tokens is of products, allowed with --quantization alone")
+    tokens = args.tokens or TOKENS
+    if min(tokens) < 1:
+        raise ConfigError(f"--tokens is {tokens}, allowed: 1 or more each")
     if args.max_model_len is not None and args.max_model_len < 1:
         raise ConfigError(f"--max-model-len is {args.max_model_len}, allowed: 1 or more")
     if args.output is not None and not args.output.is_dir():
@@ -64,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     path = tune(
         require_decoder(config),
         args.quantization,
-        args.tokens,
+        tokens,
         kv_format=args.kv_cache_dtype,
         max_model_len=args.max_model_len,
         folder=args.output,
